@@ -1,0 +1,42 @@
+# Every target works from a fresh clone: it makes .venv and installs what it needs with the pins of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+export HF_HUB_OFFLINE ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow lint format bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,cli,dev]'
+	@touch $@
+
+install: $(INSTALLED)  ## make .venv with everything in it
+
+demo: $(INSTALLED)  ## many chats out of one small page pool, on a real model
+	$(BIN)/pagedkv demo
+
+test: $(INSTALLED)  ## the test suite (slow tests left out)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(INSTALLED)  ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: $(INSTALLED)  ## ruff (lint and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)  ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## the benchmarks: tables, and build/bench/NAME.json
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove .venv and build output
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,91 @@
+"""The one arithmetic of the project: bytes per token and page, pages per request, requests per budget.
+
+Planner, admission and allocator call these functions; nobody else computes "how many pages does this need".
+All functions are pure. Sizes are bytes, lengths are tokens.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pagedkv.errors import ConfigError, OutOfMemoryBudgetError
+from pagedkv.spec import ModelSpec
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes per element of the dtypes in which keys and values can be stored."""
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+
+
+def pages_for_tokens(tokens: int, page_size: int) -> int:
+    """Pages that hold `tokens` tokens: ceil(tokens / page_size)."""
+    return -(-tokens // page_size)
+
+
+def kv_tokens(prompt: int, max_tokens: int) -> int:
+    """Most tokens whose keys and values a request ever stores.
+
+    The last sampled token is never fed back, so it is prompt + max_tokens - 1.
+    """
+    return prompt + max_tokens - 1
+
+
+def bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
+    """Bytes of keys and values that one token takes over all layers."""
+    try:
+        return spec.elements_per_token * DTYPE_BYTES[kv_dtype]
+    except KeyError:
+        raise ConfigError(f"KV dtype {kv_dtype!r} is not one of {', '.join(DTYPE_BYTES)}") from None
+
+
+def page_bytes(spec: ModelSpec, page_size: int, kv_dtype: str) -> int:
+    """Bytes of one page over all layers."""
+    return page_size * bytes_per_token(spec, kv_dtype)
+
+
+def pages_in_budget(budget: int, spec: ModelSpec, page_size: int, kv_dtype: str, min_tokens: int = 1) -> int:
+    """Usable pages in `budget` bytes, one page (the null page) being set aside.
+
+    Raises:
+        OutOfMemoryBudgetError: if fewer pages than `min_tokens` tokens need would result.
+    """
+    size = page_bytes(spec, page_size, kv_dtype)
+    pages = budget // size - 1
+    needed = pages_for_tokens(min_tokens, page_size)
+    if pages < needed:
+        raise OutOfMemoryBudgetError(
+            f"a KV budget of {format_bytes(budget)} ({budget} bytes) holds {max(pages, 0)} pages of {page_size} "
+            f"tokens; one request of {min_tokens} tokens needs {needed} pages and the null page, "
+            f"{format_bytes((needed + 1) * size)} ({(needed + 1) * size} bytes)"
+        )
+    return pages
+
+
+def requests_in_pages(pages: int, tokens_per_request: int, page_size: int) -> int:
+    """Requests of `tokens_per_request` stored tokens that fit at once when nothing is shared."""
+    return pages // pages_for_tokens(tokens_per_request, page_size)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from a number or a text such as `268435456`, `256MiB`, `0.5 GiB` or `2G`.
+
+    Raises:
+        ConfigError: if the text is not a positive size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?)b?\s*", str(text).lower())
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(f"{text!r} is not a size in bytes; write for example 268435456, 256MiB or 2GiB")
+    size = int(float(match[1]) * _UNITS[match[2]])
+    if size < 1:
+        raise ConfigError(f"a size of {text!r} is not positive")
+    return size
+
+
+def format_bytes(size: int) -> str:
+    """A size for people, in binary units: `256.0 MiB`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,101 @@
+"""What a model's KV cache is made of: heads, dims and window of each layer that keeps keys and values.
+
+Knows nothing about bytes, pages or budgets (see budget.py), and nothing about torch: a spec is built either from a
+transformers-style config (`ModelSpec.from_config`) or, exactly, from a probe of the loaded model (models/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagedkv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One attention layer.
+
+    Attributes:
+        query_heads: number of query heads; a multiple of `kv_heads`.
+        kv_heads: number of key/value heads (1 for multi-query attention).
+        key_dim: elements per key head.
+        value_dim: elements per value head (differs from `key_dim` in expanded MLA).
+        window: tokens a query sees, itself included; None for full attention.
+    """
+
+    query_heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("query_heads", "kv_heads", "key_dim", "value_dim"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.query_heads % self.kv_heads:
+            raise ConfigError(f"{self.query_heads} query heads do not divide into {self.kv_heads} KV heads")
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"window is {self.window}; it must be at least 1, or None for full attention")
+
+    @property
+    def elements_per_token(self) -> int:
+        """Key and value elements that one token adds to this layer."""
+        return self.kv_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The attention layers of a model, in order, and the longest sequence it was made for."""
+
+    name: str
+    layers: tuple[LayerSpec, ...]
+    max_seq_len: int
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ConfigError(f"model {self.name!r} has no layer that keeps keys and values")
+
+    @property
+    def elements_per_token(self) -> int:
+        """Key and value elements of one token over all layers."""
+        return sum(layer.elements_per_token for layer in self.layers)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], name: str = "") -> ModelSpec:
+        """Read a transformers config (as a mapping: `config.to_dict()` or config.json).
+
+        `head_dim` is taken from the config where it is stated, and from hidden_size / heads only where it is not.
+        A window of -1, 0 or null means full attention. `layer_types`, where present, says which layers keep a window.
+        """
+        try:
+            depth, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
+        except KeyError as missing:
+            raise ConfigError(f"config of {name or 'the model'} has no {missing}") from None
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+        windows = _windows(config, depth)
+        layers = tuple(LayerSpec(heads, kv_heads, head_dim, head_dim, window) for window in windows)
+        return cls(
+            name=name or str(config.get("_name_or_path") or config.get("model_type") or "model"),
+            layers=layers,
+            max_seq_len=int(config.get("max_position_embeddings") or 2048),
+            vocab_size=int(config.get("vocab_size") or 0),
+        )
+
+
+def _windows(config: Mapping[str, Any], depth: int) -> list[int | None]:
+    """The window of each layer; None where the layer attends to everything."""
+    size = config.get("sliding_window")
+    window = int(size) if isinstance(size, int) and size > 0 else None
+    if config.get("use_sliding_window") is False:
+        window = None
+    kinds = config.get("layer_types")
+    if not kinds:
+        return [window] * depth
+    if len(kinds) != depth:
+        raise ConfigError(f"layer_types names {len(kinds)} layers; the model has {depth}")
+    return [window if kind == "sliding_attention" else None for kind in kinds]
