@@ -7,6 +7,7 @@ All functions are pure. Sizes are bytes, lengths are tokens.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from pagedkv.errors import ConfigError, OutOfMemoryBudgetError
 from pagedkv.spec import ModelSpec
@@ -14,7 +15,11 @@ from pagedkv.spec import ModelSpec
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per element of the dtypes in which keys and values can be stored."""
 
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+_UNITS = {
+    "": 1,
+    **{letter: 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{f"{letter}i": 1024**power for power, letter in enumerate("kmgt", start=1)},
+}
 
 
 def pages_for_tokens(tokens: int, page_size: int) -> int:
@@ -72,10 +77,10 @@ def parse_bytes(text: str | int) -> int:
     Raises:
         ConfigError: if the text is not a positive size.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?)b?\s*", str(text).lower())
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(text).lower())
     if match is None or match[2] not in _UNITS:
         raise ConfigError(f"{text!r} is not a size in bytes; write for example 268435456, 256MiB or 2GiB")
-    size = int(float(match[1]) * _UNITS[match[2]])
+    size = int(Decimal(match[1]) * _UNITS[match[2]])
     if size < 1:
         raise ConfigError(f"a size of {text!r} is not positive")
     return size

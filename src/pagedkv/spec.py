@@ -68,34 +68,50 @@ class ModelSpec:
     def from_config(cls, config: Mapping[str, Any], name: str = "") -> ModelSpec:
         """Read a transformers config (as a mapping: `config.to_dict()` or config.json).
 
-        `head_dim` is taken from the config where it is stated, and from hidden_size / heads only where it is not.
-        A window of -1, 0 or null means full attention. `layer_types`, where present, says which layers keep a window.
+        A config that nests its language model under `text_config` is read there. `head_dim` is taken from the config
+        where it is stated, and from hidden_size / heads only where it is not; latent attention (`kv_lora_rank`) is
+        counted expanded, which is how the engine stores it. A window of -1, 0 or null means full attention.
+        `layer_types`, where present, says which layers keep a window, and which keep no keys and values at all
+        (linear attention, convolutions): those are left out.
+
+        Raises:
+            ConfigError: if a size is missing, or no layer keeps keys and values.
         """
+        name = name or str(config.get("_name_or_path") or config.get("model_type") or "model")
+        config = config.get("text_config") or config
         try:
             depth, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
+            kv_heads = int(config.get("num_key_value_heads") or heads)
+            if config.get("kv_lora_rank"):
+                key_dim = int(config["qk_nope_head_dim"]) + int(config["qk_rope_head_dim"])
+                value_dim = int(config["v_head_dim"])
+            else:
+                key_dim = value_dim = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
         except KeyError as missing:
-            raise ConfigError(f"config of {name or 'the model'} has no {missing}") from None
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
-        windows = _windows(config, depth)
-        layers = tuple(LayerSpec(heads, kv_heads, head_dim, head_dim, window) for window in windows)
+            raise ConfigError(f"config of {name} has no {missing}") from None
         return cls(
-            name=name or str(config.get("_name_or_path") or config.get("model_type") or "model"),
-            layers=layers,
+            name=name,
+            layers=tuple(LayerSpec(heads, kv_heads, key_dim, value_dim, window) for window in _windows(config, depth)),
             max_seq_len=int(config.get("max_position_embeddings") or 2048),
             vocab_size=int(config.get("vocab_size") or 0),
         )
 
 
+_STATELESS = frozenset({"linear_attention", "mamba", "recurrent", "conv", "moe", "mlp"})
+"""Kinds of layer, as `layer_types` calls them, that keep no keys and values."""
+
+
 def _windows(config: Mapping[str, Any], depth: int) -> list[int | None]:
-    """The window of each layer; None where the layer attends to everything."""
+    """The window of each layer that keeps keys and values; None where the layer attends to everything."""
     size = config.get("sliding_window")
     window = int(size) if isinstance(size, int) and size > 0 else None
     if config.get("use_sliding_window") is False:
         window = None
     kinds = config.get("layer_types")
     if not kinds:
-        return [window] * depth
+        # Qwen2's rule: with `use_sliding_window`, the first `max_window_layers` layers still see everything.
+        full = int(config.get("max_window_layers") or 0) if config.get("use_sliding_window") else 0
+        return [None if layer < full else window for layer in range(depth)]
     if len(kinds) != depth:
         raise ConfigError(f"layer_types names {len(kinds)} layers; the model has {depth}")
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [window if kind == "sliding_attention" else None for kind in kinds if kind not in _STATELESS]

@@ -1,0 +1,163 @@
+"""The auditor: recomputes every invariant of a KVCacheManager from nothing but its arrays.
+
+It shares no code with the verbs it checks. Each violation is one sentence that names pages, rows and owners, so that a
+leak points at its request. Costs a few passes over all pages and rows: for tests after every step, and for a server now
+and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.cache.manager import KVCacheManager
+from pagedkv.errors import AuditError
+
+
+def check(manager: KVCacheManager) -> None:
+    """Raise AuditError with every violation that `audit` finds."""
+    found = audit(manager)
+    if found:
+        raise AuditError("; ".join(found))
+
+
+def audit(manager: KVCacheManager) -> list[str]:
+    """Every violated invariant, as a sentence; empty if all hold."""
+    return [
+        *_owners(manager),
+        *_states(manager),
+        *_rows(manager),
+        *_index(manager),
+        *_chains(manager),
+        *_promises_and_names(manager),
+    ]
+
+
+def _live(manager: KVCacheManager) -> list[int]:
+    return np.flatnonzero(manager.table.live).tolist()
+
+
+def _pages_of(manager: KVCacheManager, row: int) -> list[int]:
+    return manager.table.table[row, : manager.table.pages[row]].tolist()
+
+
+def _owners(manager: KVCacheManager) -> Iterator[str]:
+    """A page's count equals the rows that name it, and no row names a page twice or the null page."""
+    owners: dict[int, list[str]] = {}
+    for row in _live(manager):
+        pages = _pages_of(manager, row)
+        name = f"{manager.table.owners[row]!r} (row {row})"
+        if len(set(pages)) != len(pages):
+            yield f"{name} names a page twice: {pages}"
+        for page in pages:
+            owners.setdefault(page, []).append(name)
+    for page in set(owners) | set(np.flatnonzero(manager.pool.refcount).tolist()):
+        holders = owners.get(page, [])
+        if page < 1 or page > manager.num_pages:
+            yield f"page {page} does not exist but is named by {', '.join(holders)}"
+        elif manager.pool.refcount[page] != len(holders):
+            named = ", ".join(holders) or "nobody"
+            yield f"page {page} counts {manager.pool.refcount[page]} owners but is named by {named}"
+
+
+def _states(manager: KVCacheManager) -> Iterator[str]:
+    """Every page is free, cached or used, never two of them, and the counters say how many."""
+    pool = manager.pool
+    free = pool.stack[: pool.free].tolist()
+    queue = [p for i in range(pool.head, pool.tail) if pool.position[p := int(pool.queue[i])] == i]
+    used = np.flatnonzero(pool.refcount).tolist()
+    if len(set(free)) != len(free):
+        yield "the free stack holds a page twice"
+    if len(queue) != pool.cached:
+        yield f"{pool.cached} pages are counted as cached, {len(queue)} are in the eviction queue"
+    if sorted(np.flatnonzero(pool.position >= 0).tolist()) != sorted(queue):
+        yield "a page has a position in the eviction queue but no valid entry there"
+    if sorted(free + queue + used) != list(range(1, manager.num_pages + 1)):
+        yield f"free {sorted(free)} + cached {sorted(queue)} + used {used} are not the pages 1 to {manager.num_pages}"
+    for page in free:
+        if manager.index.indexed[page]:
+            yield f"page {page} is free but indexed"
+    for page in queue:
+        if not manager.index.indexed[page]:
+            yield f"page {page} is cached but not indexed"
+
+
+def _rows(manager: KVCacheManager) -> Iterator[str]:
+    """computed <= length <= capacity, with exactly as many pages as the length needs; closed rows hold nothing."""
+    table = manager.table
+    for row in range(table.max_rows):
+        computed, length, pages = int(table.computed[row]), int(table.length[row]), int(table.pages[row])
+        if not table.live[row]:
+            if computed or length or pages or table.table[row].any() or row in table.owners:
+                yield f"row {row} is closed but holds {length} tokens, {pages} pages {table.table[row].tolist()}"
+            continue
+        if not 0 <= computed <= length or not length:
+            yield f"row {row} has {computed} computed of {length} tokens"
+        if pages != (length + manager.page_size - 1) // manager.page_size:
+            yield f"row {row} has {pages} pages for {length} tokens"
+        if table.table[row, pages:].any():
+            yield f"row {row} names pages past its end: {table.table[row].tolist()}"
+        if int(manager.indexed[row]) > computed // manager.page_size:
+            yield f"row {row} has {manager.indexed[row]} indexed pages but {computed} computed tokens"
+
+
+def _index(manager: KVCacheManager) -> Iterator[str]:
+    """Every indexed page is found under its key, once; its parent is resident and evicted after it."""
+    index, pool = manager.index, manager.pool
+    pages = [p for p in np.flatnonzero(index.indexed).tolist() if p]
+    reached: list[int] = []
+    for bucket in np.flatnonzero(index.bucket).tolist():
+        page = int(index.bucket[bucket])
+        while page and len(reached) <= manager.num_pages:
+            reached.append(page)
+            if int(index.key[page]) & (index.bucket.size - 1) != bucket:
+                yield f"page {page} hangs in bucket {bucket}, which is not its key's"
+            page = int(index.next[page])
+    if sorted(reached) != pages:
+        yield f"pages {pages} are indexed, pages {sorted(reached)} are in the buckets"
+    if len({int(index.key[p]) for p in pages}) != len(pages):
+        yield "two pages are indexed under one key"
+    for page in pages:
+        parent = int(index.parent[page])
+        if parent == 0 or (parent > 0 and not index.indexed[parent]):
+            yield f"page {page} continues page {parent}, which is not resident"
+        elif parent > 0 and pool.refcount[parent] == 0:
+            if pool.refcount[page]:
+                yield f"page {page} is used but page {parent}, which it continues, is not"
+            elif pool.position[parent] < pool.position[page]:
+                yield f"page {parent} would be evicted before page {page}, which continues it"
+
+
+def _chains(manager: KVCacheManager) -> Iterator[str]:
+    """The indexed pages of a row are a chain from its root, and its keys are those of its tokens."""
+    index, size = manager.index, manager.page_size
+    for row in _live(manager):
+        pages = _pages_of(manager, row)[: int(manager.indexed[row])]
+        parent, total = int(manager.root[row]), int(index.hasher.root_sum(int(manager.root[row])))
+        for column, page in enumerate(pages):
+            if not index.indexed[page] or int(index.parent[page]) != parent:
+                yield f"page {page} of row {row} is not indexed under {parent}"
+            tokens: NDArray[np.int32] = index.tokens[page].reshape(1, size)
+            total = (total + int(index.hasher.page_sums(tokens, np.array([column]))[0])) % 2**64
+            if int(index.hasher.finish(np.array([total], np.uint64))[0]) != int(index.key[page]):
+                yield f"page {page} of row {row} is indexed under a key that is not its tokens'"
+            parent = page
+
+
+def _promises_and_names(manager: KVCacheManager) -> Iterator[str]:
+    """Promises are covered by pages; names are kept for as long as something uses them."""
+    if manager.promised != int(manager.promise.sum()) or (manager.promise < 0).any():
+        yield f"{manager.promised} pages are promised, the rows' promises are {manager.promise.tolist()}"
+    if manager.promised > manager.pool.available:
+        yield f"{manager.promised} pages are promised, {manager.pool.available} are available"
+    users: dict[int, int] = {}
+    for row in _live(manager):
+        users[int(manager.root[row])] = users.get(int(manager.root[row]), 0) + 1
+    for page in np.flatnonzero(manager.index.indexed).tolist():
+        parent = int(manager.index.parent[page])
+        if page and parent < 0:
+            users[parent] = users.get(parent, 0) + 1
+    if users != manager.namespaces.users():
+        yield f"namespaces have users {manager.namespaces.users()}, counted {users}"

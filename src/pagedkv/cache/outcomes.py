@@ -1,0 +1,138 @@
+"""What the verbs of a manager answer, and the verbs themselves.
+
+"Not now" and "never" are different answers: `Wait` may succeed once others have released pages, `Never` cannot succeed
+in this pool at all. A refusal of either kind has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagedkv.cache.table import PageTable
+
+
+class Sequence(NamedTuple):
+    """A handle on one row of the page table. Rows are reused; the generation tells an old handle from a new one."""
+
+    row: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The prompt has its pages. The first `cached_tokens` of them hold keys and values already."""
+
+    sequence: Sequence
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The new tokens have their places: `slots` int64 [tokens], page * page_size + offset."""
+
+    slots: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not now.
+
+    Attributes:
+        needed: pages (or rows) that the call needs beyond what it already holds or shares.
+        free: how many there are now for it.
+        on: what is short. "prefix" means that a running row is just computing the next page of this very prompt.
+    """
+
+    needed: int
+    free: int
+    on: Literal["pages", "rows", "prefix"] = "pages"
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """Not in this pool, however empty: `needed` pages against a `capacity` of so many for one row."""
+
+    needed: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Where the pages are. used + cached + free = total; the null page is not counted.
+
+    Attributes:
+        total: usable pages of the pool.
+        used: pages that at least one row owns.
+        cached: pages without an owner that the prefix index can still serve; evictable.
+        free: pages that hold nothing.
+        promised: pages of cached + free that are set aside for rows admitted with a reservation.
+        owned: page references held by rows; owned - used pages are saved by sharing.
+        tokens: tokens held in used pages, shared ones counted once.
+        page_size: tokens per page.
+    """
+
+    total: int
+    used: int
+    cached: int
+    free: int
+    promised: int
+    owned: int
+    tokens: int
+    page_size: int
+
+    @property
+    def saved(self) -> int:
+        """Pages that sharing saves: what the rows would take beyond `used` if each had its own copy."""
+        return self.owned - self.used
+
+    @property
+    def waste(self) -> float:
+        """Share of the used pages' slots that hold no token, 0 to 1."""
+        return 1.0 - self.tokens / (self.used * self.page_size) if self.used else 0.0
+
+
+class CacheManager(Protocol):
+    """The verbs an engine needs. KVCacheManager pages; ContiguousManager reserves, for comparison."""
+
+    page_size: int
+    num_pages: int
+    max_seq_len: int
+    table: PageTable
+
+    def admit(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        reserve: int = 0,
+        headroom: int = 0,
+        owner: str = "",
+        share_pending: bool = False,
+    ) -> Admitted | Wait | Never:
+        """Give a prompt its row and pages."""
+        ...
+
+    def extend(self, rows: ArrayLike, tokens: ArrayLike, counts: ArrayLike = 1) -> Extended | Wait | Never:
+        """Append tokens to rows."""
+        ...
+
+    def commit(self, rows: ArrayLike, counts: ArrayLike) -> None:
+        """Say that keys and values of the next `counts` tokens of each row have been computed."""
+        ...
+
+    def release(self, sequences: Iterable[Sequence]) -> None:
+        """Give back rows and pages; handles already released are ignored."""
+        ...
+
+    def private_pages(self, rows: ArrayLike) -> NDArray[np.int64]:
+        """Pages of each row that nobody else owns: what releasing that row alone would bring."""
+        ...
+
+    def usage(self) -> Usage:
+        """Where the pages are now."""
+        ...

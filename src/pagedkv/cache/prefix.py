@@ -1,0 +1,204 @@
+"""PrefixIndex: (parent page, tokens) -> page, exactly; and the names of the roots that chains start from.
+
+Knows nothing about owners or eviction order. It keeps what each page holds, so that a hit can be compared with what was
+asked, and it never holds two pages for the same content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.cache.hashing import ChainHash, Keys
+from pagedkv.cache.pool import Pages
+from pagedkv.cache.ragged import prefix_all, ragged
+
+
+class PrefixIndex:
+    """A hash table in arrays: buckets of page ids, chained through `next`; 0, the null page, ends a chain.
+
+    ::
+
+        bucket[key & mask] -> page -> next[page] -> ... -> 0
+
+    Attributes:
+        tokens: int32 [num_pages + 1, page_size], token ids that each page holds.
+        parent: int32 [num_pages + 1], the page before it in its chain, or the negative number of its namespace's root.
+        key: uint64 [num_pages + 1], chain hash of each indexed page.
+        indexed: bool [num_pages + 1]; true for the null page, so that walks need no special case.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, hasher: ChainHash) -> None:
+        self.hasher = hasher
+        self.page_size = page_size
+        self.tokens = np.zeros((num_pages + 1, page_size), np.int32)
+        self.parent = np.zeros(num_pages + 1, np.int32)
+        self.key = np.zeros(num_pages + 1, np.uint64)
+        self.indexed = np.zeros(num_pages + 1, np.bool_)
+        self.indexed[0] = True
+        buckets = 1 << (2 * num_pages - 1).bit_length()
+        self.bucket = np.zeros(buckets, np.int32)
+        self.next = np.zeros(num_pages + 1, np.int32)
+        self._mask = np.uint64(buckets - 1)
+
+    def store_tokens(self, pages: Pages, tokens: NDArray[np.int32]) -> None:
+        """Note what `pages` hold: page_size tokens each, the last one perhaps fewer."""
+        full = tokens.size // self.page_size
+        self.tokens[pages[:full]] = tokens[: full * self.page_size].reshape(full, self.page_size)
+        if full < pages.size:
+            self.tokens[pages[full], : tokens.size - full * self.page_size] = tokens[full * self.page_size :]
+
+    def find(self, keys: Keys) -> Pages:
+        """The page indexed under each key, 0 where there is none. Says nothing about its content yet."""
+        pages = self.bucket[keys & self._mask]
+        searching = np.flatnonzero((self.key[pages] != keys) & (pages != 0))
+        while searching.size:
+            step = self.next[pages[searching]]
+            pages[searching] = step
+            searching = searching[(self.key[step] != keys[searching]) & (step != 0)]
+        return pages
+
+    def match(self, tokens: NDArray[np.int32], keys: Keys, root: int) -> Pages:
+        """The longest chain of indexed pages from `root` that holds exactly these tokens.
+
+        Args:
+            tokens: int32 [n, page_size].
+            keys: uint64 [n], keys of these pages.
+            root: negative number of the namespace's root.
+
+        Returns:
+            Page ids int32 [m], m <= n.
+        """
+        pages = self.find(keys)
+        above = np.empty_like(pages)
+        above[:1] = root
+        above[1:] = pages[:-1]
+        wrong = (pages == 0) | (self.parent[pages] != above)
+        end = int(np.argmax(wrong)) if wrong.any() else pages.size
+        different = (self.tokens[pages[:end]] != tokens[:end]).any(axis=1)
+        return pages[: int(np.argmax(different)) if different.any() else end]
+
+    def resolve(
+        self, own: Pages, keys: Keys, above_first: NDArray[np.int32], counts: NDArray[np.int64]
+    ) -> tuple[Pages, NDArray[np.int32], NDArray[np.bool_]]:
+        """For freshly computed pages of several rows: under which page each one's content is, or will be, indexed.
+
+        Args:
+            own: int32 [n], the rows' own pages, row after row, each row's in order.
+            keys: uint64 [n], their keys.
+            above_first: int32 [rows], parent of each row's first page.
+            counts: int64 [rows], pages per row.
+
+        Returns:
+            (target, parent, ok), each [n]. `target` is an indexed twin, or the first page of this very batch with the
+            same content (the page itself where it is alone). `ok` is false from the first page of a row on whose key
+            collides with other content; such pages stay out of the index.
+        """
+        group, offset = ragged(counts)
+        twin = self.find(keys)
+        leader = _first_occurrence(keys)
+        target = np.where(twin != 0, twin, own[leader])
+        parent = np.empty_like(own)
+        parent[1:] = target[:-1]
+        starts = offset == 0
+        parent[starts] = above_first[group[starts]]
+        expected = np.where(twin != 0, self.parent[twin], parent[leader])
+        ok = (expected == parent) & (self.tokens[target] == self.tokens[own]).all(axis=1)
+        while not ok.all():
+            before = ok
+            ok = prefix_all(ok, counts, group)
+            ok = ok & ((twin != 0) | ok[leader])
+            if (ok == before).all():
+                break
+        return target, parent, ok
+
+    def insert(self, pages: Pages, keys: Keys, parents: NDArray[np.int32]) -> None:
+        """Index pages under keys that are all new and all different."""
+        self.key[pages] = keys
+        self.parent[pages] = parents
+        self.indexed[pages] = True
+        slots = keys & self._mask
+        while pages.size:
+            heads = self.bucket[slots]
+            self.bucket[slots] = pages
+            placed = self.bucket[slots] == pages  # of several pages for one bucket, the last has won
+            self.next[pages[placed]] = heads[placed]
+            pages, slots = pages[~placed], slots[~placed]
+
+    def remove(self, pages: Pages) -> None:
+        """Take pages out of the index."""
+        self.indexed[pages] = False
+        slots = self.key[pages] & self._mask
+        heads = self._skip_removed(self.bucket[slots])
+        self.bucket[slots] = heads
+        at = heads[heads != 0]
+        while at.size:
+            after = self._skip_removed(self.next[at])
+            self.next[at] = after
+            at = after[after != 0]
+
+    def _skip_removed(self, pages: Pages) -> Pages:
+        """Each page, or the first page after it in its chain that is still indexed (0 at the end)."""
+        removed = np.flatnonzero(~self.indexed[pages])
+        while removed.size:
+            step = self.next[pages[removed]]
+            pages[removed] = step
+            removed = removed[~self.indexed[step]]
+        return pages
+
+
+def _first_occurrence(keys: Keys) -> NDArray[np.int64]:
+    """For each key, where it occurs first: int64 [n]."""
+    ordered = np.sort(keys)
+    if (ordered[1:] != ordered[:-1]).all():
+        return np.arange(keys.size)
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    return first[inverse]
+
+
+class Namespaces:
+    """Names of roots. A namespace (tenant's salt, adapter) is any hashable; chains of different roots never meet.
+
+    A root is a negative number that stands as the parent of a chain's first page. It lives as long as it has users:
+    rows, and indexed pages directly under it. Then its name is forgotten, so that salts do not pile up for ever.
+    """
+
+    def __init__(self) -> None:
+        self._roots: dict[Hashable, int] = {}
+        self._names: dict[int, Hashable] = {}
+        self._users: dict[int, int] = {}
+        self._unused: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._roots)
+
+    def find(self, name: Hashable) -> int:
+        """The root of this name; 0, which is nobody's parent, if it has none."""
+        return self._roots.get(name, 0)
+
+    def hold(self, name: Hashable) -> int:
+        """Count one more user of the name and return its root."""
+        root = self._roots.get(name)
+        if root is None:
+            root = self._unused.pop() if self._unused else -1 - len(self._roots)
+            self._roots[name], self._names[root], self._users[root] = root, name, 0
+        self._users[root] += 1
+        return root
+
+    def hold_root(self, root: int, users: int = 1) -> None:
+        """Count more users of a root that has some."""
+        self._users[root] += users
+
+    def let_go(self, root: int, users: int = 1) -> None:
+        """Count fewer users; the last one takes the name along."""
+        self._users[root] -= users
+        if self._users[root] == 0:
+            del self._users[root]
+            del self._roots[self._names.pop(root)]
+            self._unused.append(root)
+
+    def users(self) -> dict[int, int]:
+        """Users of each root, for the audit."""
+        return dict(self._users)

@@ -1,0 +1,150 @@
+"""PageTable: rows of page ids and the lengths of each row.
+
+`table` is the block table itself, the very array a kernel reads. Knows nothing about who else owns a page.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagedkv.cache.ragged import ragged
+from pagedkv.errors import InvalidRequestError, StaleSequenceError
+
+Rows = NDArray[np.int64]
+
+
+class PageTable:
+    """Rows of sequences, as arrays. ::
+
+        table[row]   [ 7 | 3 | 9 | 0 | 0 | 0 ]     page ids; 0 is the null page, past the row's end
+                      <---------->                 pages[row] = 3, capacity = pages * page_size tokens
+                      =========~~                  computed[row] <= length[row] <= capacity
+
+    Attributes:
+        table: int32 [max_rows, columns].
+        pages: int32 [max_rows], pages the row holds.
+        length: int32 [max_rows], tokens the row has places for and ids of.
+        computed: int32 [max_rows], tokens whose keys and values have been written.
+        live: bool [max_rows], whether the row belongs to a sequence.
+        generation: int64 [max_rows], how often the row has been given back.
+        owners: what the caller named each live row, for messages and audits.
+    """
+
+    def __init__(self, max_rows: int, columns: int, page_size: int) -> None:
+        self.max_rows = max_rows
+        self.columns = columns
+        self.page_size = page_size
+        self.table = np.zeros((max_rows, columns), np.int32)
+        self.pages = np.zeros(max_rows, np.int32)
+        self.length = np.zeros(max_rows, np.int32)
+        self.computed = np.zeros(max_rows, np.int32)
+        self.live = np.zeros(max_rows, np.bool_)
+        self.generation = np.zeros(max_rows, np.int64)
+        self.owners: dict[int, str] = {}
+        self._free_rows = list(range(max_rows - 1, -1, -1))
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that no sequence holds."""
+        return len(self._free_rows)
+
+    def open(self, pages: NDArray[np.int32], length: int, computed: int, owner: str) -> int:
+        """Start a row on these pages. The caller has made sure that a row is free."""
+        row = self._free_rows.pop()
+        self.table[row, : pages.size] = pages
+        self.pages[row] = pages.size
+        self.length[row] = length
+        self.computed[row] = computed
+        self.live[row] = True
+        self.owners[row] = owner
+        return row
+
+    def close(self, rows: Rows) -> None:
+        """Give rows back; their page ids are wiped so that nothing names a page it does not own."""
+        self.table[rows, : int(self.pages[rows].max(initial=0))] = 0
+        self.pages[rows] = self.length[rows] = self.computed[rows] = 0
+        self.live[rows] = False
+        self.generation[rows] += 1
+        for row in rows.tolist():
+            del self.owners[row]
+            self._free_rows.append(row)
+
+    def checked(self, rows: ArrayLike) -> Rows:
+        """`rows` as int64 [n], all live and all different.
+
+        Raises:
+            StaleSequenceError: a row is outside the table or belongs to no sequence.
+            InvalidRequestError: a row occurs twice.
+        """
+        checked = np.atleast_1d(np.asarray(rows, np.int64))
+        if not checked.size:
+            return checked
+        ascending = bool((checked[1:] > checked[:-1]).all())  # the cheap case: then all differ, and the ends bound all
+        low, high = (checked[0], checked[-1]) if ascending else (checked.min(), checked.max())
+        if low < 0 or high >= self.max_rows:
+            raise StaleSequenceError(f"row outside the table's 0 to {self.max_rows - 1}: {_some(checked)}")
+        if not self.live[checked].all():
+            raise StaleSequenceError(f"rows without a sequence: {_some(checked[~self.live[checked]])}")
+        if not ascending and np.unique(checked).size < checked.size:
+            raise InvalidRequestError(f"a row occurs twice in one call: {_some(np.sort(checked))}")
+        return checked
+
+    def add_computed(self, rows: Rows, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Count more tokens as computed; returns the new numbers, int64 [n].
+
+        Raises:
+            InvalidRequestError: if more would be computed than the row holds.
+        """
+        computed = self.computed[rows] + counts
+        over = computed - self.length[rows]
+        if over.size and over.max() > 0:
+            worst = int(over.argmax())
+            raise InvalidRequestError(
+                f"{computed[worst]} tokens of row {rows[worst]} would be computed; it has {self.length[rows[worst]]}"
+            )
+        self.computed[rows] = computed
+        return computed
+
+    def append_pages(self, rows: Rows, counts: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
+        """Put counts[i] of `pages` at the end of rows[i]."""
+        group, offset = ragged(counts)
+        owner = rows[group]
+        self.table[owner, self.pages[owner] + offset] = pages
+        self.pages[rows] += counts.astype(np.int32)
+
+    def owned(self, rows: Rows) -> NDArray[np.int32]:
+        """Page ids of the rows, each row's last page first, row after row."""
+        counts = self.pages[rows].astype(np.int64)
+        group, offset = ragged(counts)
+        return self.table[rows[group], counts[group] - 1 - offset]
+
+    def slots(self, rows: ArrayLike, starts: ArrayLike, counts: ArrayLike) -> NDArray[np.int64]:
+        """Slots of tokens starts[i] ... starts[i] + counts[i] - 1 of each row, int64 [sum(counts)], row after row.
+
+        Raises:
+            InvalidRequestError: if a range reaches past the row's length.
+        """
+        checked = self.checked(rows)
+        first = np.broadcast_to(np.asarray(starts, np.int64), checked.shape)
+        count = np.broadcast_to(np.asarray(counts, np.int64), checked.shape)
+        if (first < 0).any() or (count < 0).any() or (first + count > self.length[checked]).any():
+            worst = int(np.argmax(first + count - self.length[checked]))
+            raise InvalidRequestError(
+                f"tokens {first[worst]} to {first[worst] + count[worst]} asked of row {checked[worst]}, "
+                f"which has {self.length[checked[worst]]}"
+            )
+        return self.slots_unchecked(checked, first, count)
+
+    def slots_unchecked(self, rows: Rows, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`slots` for arguments known to be right."""
+        group, offset = ragged(counts)
+        owner, index = rows[group], starts[group] + offset
+        column = index // self.page_size
+        return self.table[owner, column].astype(np.int64) * self.page_size + (index - column * self.page_size)
+
+
+def _some(rows: Rows, limit: int = 8) -> str:
+    """The first few rows, for a message."""
+    text = ", ".join(map(str, rows[:limit].tolist()))
+    return text + (", ..." if rows.size > limit else "")
