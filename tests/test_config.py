@@ -103,6 +103,10 @@ def test_what_kubernetes_injects_for_a_service_of_our_name_is_no_setting() -> No
     assert EngineConfig.load(None, {}, {**environ, "HOME": "/"}) == EngineConfig()
 
 
+def test_the_variable_of_the_model_cache_is_no_setting() -> None:
+    assert EngineConfig.load(None, {}, {"PAGEDKV_CACHE": "/somewhere"}) == EngineConfig()
+
+
 # Names
 
 

@@ -20,6 +20,9 @@ Found = dict[str, tuple[Any, str]]
 
 ENVIRONMENT_PREFIX = "PAGEDKV_"
 
+_NOT_SETTINGS = frozenset({"PAGEDKV_CACHE"})
+"""Variables of our prefix that name places of this machine, read where they are used."""
+
 # A Kubernetes service called "pagedkv" injects these into every pod; they are nobody's settings.
 _KUBERNETES = re.compile(r"PAGEDKV_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 
@@ -39,7 +42,9 @@ def read_environment(environ: Mapping[str, str]) -> Found:
     found: Found = {}
     for variable, value in sorted(environ.items()):
         text = value.strip()
-        if not variable.startswith(ENVIRONMENT_PREFIX) or not text or _KUBERNETES.fullmatch(variable):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or not text:
+            continue
+        if variable in _NOT_SETTINGS or _KUBERNETES.fullmatch(variable):
             continue
         key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
         found[key] = (None if text == "null" else text, f"environment {variable}")
