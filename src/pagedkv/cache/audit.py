@@ -31,6 +31,7 @@ def audit(manager: KVCacheManager) -> list[str]:
         *_rows(manager),
         *_index(manager),
         *_chains(manager),
+        *_keys(manager),
         *_promises_and_names(manager),
     ]
 
@@ -43,6 +44,10 @@ def _pages_of(manager: KVCacheManager, row: int) -> list[int]:
     return manager.table.table[row, : manager.table.pages[row]].tolist()
 
 
+def _exists(manager: KVCacheManager, page: int) -> bool:
+    return 1 <= page <= manager.num_pages
+
+
 def _owners(manager: KVCacheManager) -> Iterator[str]:
     """A page's count equals the rows that name it, and no row names a page twice or the null page."""
     owners: dict[int, list[str]] = {}
@@ -53,12 +58,12 @@ def _owners(manager: KVCacheManager) -> Iterator[str]:
             yield f"{name} names a page twice: {pages}"
         for page in pages:
             owners.setdefault(page, []).append(name)
-    for page in set(owners) | set(np.flatnonzero(manager.pool.refcount).tolist()):
+    for page in sorted(set(owners) | set(np.flatnonzero(manager.pool.refcount).tolist())):
         holders = owners.get(page, [])
-        if page < 1 or page > manager.num_pages:
-            yield f"page {page} does not exist but is named by {', '.join(holders)}"
+        named = ", ".join(holders) or "nobody"
+        if not _exists(manager, page):
+            yield f"page {page} does not exist but has owners or is named by {named}"
         elif manager.pool.refcount[page] != len(holders):
-            named = ", ".join(holders) or "nobody"
             yield f"page {page} counts {manager.pool.refcount[page]} owners but is named by {named}"
 
 
@@ -66,7 +71,8 @@ def _states(manager: KVCacheManager) -> Iterator[str]:
     """Every page is free, cached or used, never two of them, and the counters say how many."""
     pool = manager.pool
     free = pool.stack[: pool.free].tolist()
-    queue = [p for i in range(pool.head, pool.tail) if pool.position[p := int(pool.queue[i])] == i]
+    entries = [(i, int(pool.queue[i])) for i in range(pool.head, pool.tail)]
+    queue = [page for i, page in entries if _exists(manager, page) and pool.position[page] == i]
     used = np.flatnonzero(pool.refcount).tolist()
     if len(set(free)) != len(free):
         yield "the free stack holds a page twice"
@@ -77,7 +83,7 @@ def _states(manager: KVCacheManager) -> Iterator[str]:
     if sorted(free + queue + used) != list(range(1, manager.num_pages + 1)):
         yield f"free {sorted(free)} + cached {sorted(queue)} + used {used} are not the pages 1 to {manager.num_pages}"
     for page in free:
-        if manager.index.indexed[page]:
+        if _exists(manager, page) and manager.index.indexed[page]:
             yield f"page {page} is free but indexed"
     for page in queue:
         if not manager.index.indexed[page]:
@@ -87,6 +93,9 @@ def _states(manager: KVCacheManager) -> Iterator[str]:
 def _rows(manager: KVCacheManager) -> Iterator[str]:
     """computed <= length <= capacity, with exactly as many pages as the length needs; closed rows hold nothing."""
     table = manager.table
+    idle = table.max_rows - int(table.live.sum())
+    if table.free_rows != idle:
+        yield f"{table.free_rows} rows can be handed out, {idle} have no sequence"
     for row in range(table.max_rows):
         computed, length, pages = int(table.computed[row]), int(table.length[row]), int(table.pages[row])
         if not table.live[row]:
@@ -112,6 +121,8 @@ def _index(manager: KVCacheManager) -> Iterator[str]:
         page = int(index.bucket[bucket])
         while page and len(reached) <= manager.num_pages:
             reached.append(page)
+            if not _exists(manager, page):
+                break
             if int(index.key[page]) & (index.bucket.size - 1) != bucket:
                 yield f"page {page} hangs in bucket {bucket}, which is not its key's"
             page = int(index.next[page])
@@ -121,7 +132,7 @@ def _index(manager: KVCacheManager) -> Iterator[str]:
         yield "two pages are indexed under one key"
     for page in pages:
         parent = int(index.parent[page])
-        if parent == 0 or (parent > 0 and not index.indexed[parent]):
+        if parent >= 0 and not (_exists(manager, parent) and index.indexed[parent]):
             yield f"page {page} continues page {parent}, which is not resident"
         elif parent > 0 and pool.refcount[parent] == 0:
             if pool.refcount[page]:
@@ -131,19 +142,37 @@ def _index(manager: KVCacheManager) -> Iterator[str]:
 
 
 def _chains(manager: KVCacheManager) -> Iterator[str]:
-    """The indexed pages of a row are a chain from its root, and its keys are those of its tokens."""
-    index, size = manager.index, manager.page_size
+    """The indexed pages of a row are a chain from its root."""
     for row in _live(manager):
-        pages = _pages_of(manager, row)[: int(manager.indexed[row])]
-        parent, total = int(manager.root[row]), int(index.hasher.root_sum(int(manager.root[row])))
-        for column, page in enumerate(pages):
-            if not index.indexed[page] or int(index.parent[page]) != parent:
-                yield f"page {page} of row {row} is not indexed under {parent}"
-            tokens: NDArray[np.int32] = index.tokens[page].reshape(1, size)
-            total = (total + int(index.hasher.page_sums(tokens, np.array([column]))[0])) % 2**64
-            if int(index.hasher.finish(np.array([total], np.uint64))[0]) != int(index.key[page]):
-                yield f"page {page} of row {row} is indexed under a key that is not its tokens'"
+        parent = int(manager.root[row])
+        for page in _pages_of(manager, row)[: int(manager.indexed[row])]:
+            indexed = _exists(manager, page) and manager.index.indexed[page]
+            if not indexed or int(manager.index.parent[page]) != parent:
+                yield f"page {page} of {manager.table.owners[row]!r} (row {row}) is not indexed under {parent}"
             parent = page
+
+
+def _keys(manager: KVCacheManager) -> Iterator[str]:
+    """Every indexed page, owned or not, hangs on a root and has the key of the tokens it holds, level by level."""
+    index = manager.index
+    below: dict[int, list[int]] = {}
+    for page in range(1, manager.num_pages + 1):
+        if index.indexed[page]:
+            below.setdefault(int(index.parent[page]), []).append(page)
+    sums = {parent: int(index.hasher.root_sum(parent)) for parent in below if parent < 0}
+    level = [page for parent in sums for page in below.pop(parent)]
+    column = 0
+    while level:
+        own = index.hasher.page_sums(index.tokens[level], np.full(len(level), column, np.int64)).tolist()
+        totals = {page: (sums[int(index.parent[page])] + more) % 2**64 for page, more in zip(level, own, strict=True)}
+        keys: NDArray[np.uint64] = index.hasher.finish(np.array(list(totals.values()), np.uint64))
+        for page, key in zip(level, keys.tolist(), strict=True):
+            if key != int(index.key[page]):
+                yield f"page {page} is indexed under a key that is not its tokens'"
+        sums, column = totals, column + 1
+        level = [page for parent in level for page in below.pop(parent, [])]
+    for parent, pages in below.items():
+        yield f"pages {pages} are indexed under page {parent}, which hangs on no root"
 
 
 def _promises_and_names(manager: KVCacheManager) -> Iterator[str]:
