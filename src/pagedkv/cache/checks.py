@@ -41,14 +41,18 @@ def checked_ids(tokens: ArrayLike) -> NDArray[np.int32]:
     return ids.astype(np.int32)
 
 
-def checked_counts(counts: ArrayLike, rows: int) -> NDArray[np.int64]:
-    """Counts as int64 [rows]; raises InvalidRequestError if negative or of another length."""
-    given = np.asarray(counts, np.int64)
+def checked_counts(counts: ArrayLike, rows: int, what: str = "count") -> NDArray[np.int64]:
+    """Counts as int64 [rows]; raises InvalidRequestError if not whole, negative, huge or of another length."""
+    given = np.asarray(counts)
+    if given.size and given.dtype.kind not in "iu":
+        raise InvalidRequestError(f"{what}s must be integers; got dtype {given.dtype}")
     if given.ndim > 1 or (given.ndim == 1 and given.size != rows):
-        raise InvalidRequestError(f"counts of shape {given.shape} for {rows} rows")
+        raise InvalidRequestError(f"{what}s of shape {given.shape} for {rows} rows")
     if given.size and given.min() < 0:
-        raise InvalidRequestError(f"a count of {given.min()} tokens is negative")
-    return np.broadcast_to(given, (rows,))
+        raise InvalidRequestError(f"a {what} of {given.min()} tokens is negative")
+    if given.size and given.max() > np.iinfo(np.int32).max:  # so that no sum of counts and lengths can overflow
+        raise InvalidRequestError(f"a {what} of {given.max()} tokens is more than 2**31 - 1")
+    return np.broadcast_to(given.astype(np.int64), (rows,))
 
 
 def check_token_count(ids: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
@@ -57,7 +61,7 @@ def check_token_count(ids: NDArray[np.int32], counts: NDArray[np.int64]) -> None
         raise InvalidRequestError(f"{ids.size} token ids of shape {ids.shape} for counts that sum to {counts.sum()}")
 
 
-def check_lengths(rows: NDArray[np.int64], lengths: NDArray[np.int64], max_seq_len: int) -> None:
+def check_lengths(rows: NDArray[np.int64], lengths: NDArray[np.integer], max_seq_len: int) -> None:
     """Raise InvalidRequestError if a row would become longer than max_seq_len."""
     if lengths.size and lengths.max() > max_seq_len:
         worst = int(lengths.argmax())

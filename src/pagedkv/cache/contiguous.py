@@ -81,12 +81,12 @@ class ContiguousManager:
         self.table.add_computed(at, checked_counts(counts, at.size))
 
     def release(self, sequences: Iterable[Sequence]) -> None:
-        """Give back rows and their stretches. Handles whose row has been given back before are ignored."""
-        generation = self.table.generation
-        rows = {row for row, born in sequences if generation[row] == born}
-        if not rows:
-            return
-        at = np.array(sorted(rows), np.int64)
+        """Give back rows and their stretches. Handles whose row has been given back before are ignored.
+
+        Raises:
+            StaleSequenceError: a handle that this manager never handed out; nothing is released.
+        """
+        at = self.table.still_open(sequences)
         stretches = [(int(first), self.reserved) for first in self.table.table[at, 0]]
         self.table.close(at)
         merged: list[tuple[int, int]] = []

@@ -199,7 +199,7 @@ class KVCacheManager:
             if refusal is not None:
                 return refusal
         self.table.length[rows] = before + 1
-        slots = self.table.table[rows, column] * np.int64(self.page_size) + offset
+        slots = self.table.table[rows, column].astype(np.int64) * self.page_size + offset
         if self.prefix_caching:
             self.index.tokens.reshape(-1)[slots] = ids
         return Extended(slots)
@@ -226,10 +226,13 @@ class KVCacheManager:
     def release(self, sequences: Iterable[Sequence]) -> None:
         """Give back rows, pages and promises. Handles whose row has been given back before are ignored.
 
-        Pages are retired tail first, so that a page is always evicted before the one it continues.
+        Pages are retired tail first, so that a page is always evicted before the one it continues; the sequences given
+        first are the oldest.
+
+        Raises:
+            StaleSequenceError: a handle that this manager never handed out; nothing is released.
         """
-        generation = self.table.generation
-        at = np.array(list({row for row, born in sequences if generation[row] == born}), np.int64)
+        at = self.table.still_open(sequences)
         if not at.size:
             return
         orphans = self.pool.drop(self.table.owned(at))

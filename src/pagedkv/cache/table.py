@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagedkv.cache.checks import checked_counts
 from pagedkv.cache.ragged import ragged
 from pagedkv.errors import InvalidRequestError, StaleSequenceError
 
@@ -75,9 +78,14 @@ class PageTable:
 
         Raises:
             StaleSequenceError: a row is outside the table or belongs to no sequence.
-            InvalidRequestError: a row occurs twice.
+            InvalidRequestError: a row occurs twice, or rows are not a flat array of integers (a mask is not).
         """
-        checked = np.atleast_1d(np.asarray(rows, np.int64))
+        given = np.atleast_1d(np.asarray(rows))
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise InvalidRequestError(
+                f"rows are a flat array of integers; got dtype {given.dtype} of shape {given.shape}"
+            )
+        checked = given.astype(np.int64, copy=False)
         if not checked.size:
             return checked
         ascending = bool((checked[1:] > checked[:-1]).all())  # the cheap case: then all differ, and the ends bound all
@@ -89,6 +97,22 @@ class PageTable:
         if not ascending and np.unique(checked).size < checked.size:
             raise InvalidRequestError(f"a row occurs twice in one call: {_some(np.sort(checked))}")
         return checked
+
+    def still_open(self, sequences: Iterable[tuple[int, int]]) -> Rows:
+        """Rows of those (row, generation) handles that have not been given back, each once, in the order given.
+
+        Raises:
+            StaleSequenceError: a handle was never handed out by this table.
+        """
+        rows: dict[int, None] = {}
+        for row, generation in sequences:
+            if not 0 <= row < self.max_rows or generation > self.generation[row]:
+                raise StaleSequenceError(f"no sequence of this table ever had row {row}, generation {generation}")
+            if generation == self.generation[row]:
+                if not self.live[row]:
+                    raise StaleSequenceError(f"row {row} has had no sequence of generation {generation} yet")
+                rows[row] = None
+        return np.array(list(rows), np.int64)
 
     def add_computed(self, rows: Rows, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count more tokens as computed; returns the new numbers, int64 [n].
@@ -126,10 +150,11 @@ class PageTable:
             InvalidRequestError: if a range reaches past the row's length.
         """
         checked = self.checked(rows)
-        first = np.broadcast_to(np.asarray(starts, np.int64), checked.shape)
-        count = np.broadcast_to(np.asarray(counts, np.int64), checked.shape)
-        if (first < 0).any() or (count < 0).any() or (first + count > self.length[checked]).any():
-            worst = int(np.argmax(first + count - self.length[checked]))
+        first = checked_counts(starts, checked.size, "start")
+        count = checked_counts(counts, checked.size)
+        over = first + count - self.length[checked]
+        if over.size and over.max() > 0:
+            worst = int(over.argmax())
             raise InvalidRequestError(
                 f"tokens {first[worst]} to {first[worst] + count[worst]} asked of row {checked[worst]}, "
                 f"which has {self.length[checked[worst]]}"
