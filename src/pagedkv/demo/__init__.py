@@ -1,0 +1,1 @@
+"""The demonstration: many chats out of one small page pool."""
