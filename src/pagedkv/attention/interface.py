@@ -91,9 +91,7 @@ class AttentionBackend(Protocol):
         """Store key [T, kv_heads, key_dim] and value [T, kv_heads, value_dim] at the batch's slots."""
         ...
 
-    def attend(
-        self, pages: LayerPages, query: torch.Tensor, plan: Any, options: AttentionOptions
-    ) -> torch.Tensor:
+    def attend(self, pages: LayerPages, query: torch.Tensor, plan: Any, options: AttentionOptions) -> torch.Tensor:
         """Output [T, query_heads, value_dim] for query [T, query_heads, key_dim], in the query's dtype."""
         ...
 

@@ -1,0 +1,69 @@
+"""The page tensors of a whole model: one key and one value tensor per layer, all with the same page ids.
+
+Owns the bytes and copies them; knows nothing about who holds a page. The physical order belongs to the backend.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagedkv.attention.interface import AttentionBackend, LayerPages
+from pagedkv.errors import ConfigError, InvalidRequestError
+from pagedkv.spec import ModelSpec
+
+
+class PageStore:
+    """Pages 1 ... num_pages of every layer of a model, and page 0, the null page, which stays zero.
+
+    Attributes:
+        backend: who reads and writes the pages.
+        layers: the page tensors, one entry per layer of the spec, in its order.
+        num_pages: usable pages; each tensor has one more.
+        page_size: tokens of a page.
+        dtype: of keys and values.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, backend: AttentionBackend, num_pages: int, page_size: int, dtype: torch.dtype
+    ) -> None:
+        """Allocate zeroed pages.
+
+        Raises:
+            ConfigError: if num_pages is less than 1, or the backend does not take this page size or dtype.
+            UnsupportedModelError: if the backend cannot run a layer of the spec.
+        """
+        if num_pages < 1:
+            raise ConfigError(f"a store of {num_pages} pages; at least 1 is needed")
+        self.backend = backend
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.dtype = dtype
+        self.layers: tuple[LayerPages, ...] = tuple(
+            backend.allocate(layer, num_pages + 1, page_size, dtype) for layer in spec.layers
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all page tensors, the null page included."""
+        return sum(layer.key.nbytes + layer.value.nbytes for layer in self.layers)
+
+    def copy_pages(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
+        """Copy pages in all layers: target[i] becomes a copy of what source[i] held before the call.
+
+        Raises:
+            InvalidRequestError: if the arrays differ in length, an id is not a usable page, or a target is named twice.
+        """
+        if len(source) != len(target):
+            raise InvalidRequestError(f"{len(source)} pages cannot be copied to {len(target)}")
+        if not len(source):
+            return
+        for name, ids in (("source", source), ("target", target)):
+            if ids.min() < 1 or ids.max() > self.num_pages:
+                wrong = int(ids.min()) if ids.min() < 1 else int(ids.max())
+                raise InvalidRequestError(f"{name} page {wrong} is not one of the pages 1 to {self.num_pages}")
+        if len(np.unique(target)) != len(target):
+            raise InvalidRequestError(f"a page is named twice among the {len(target)} targets {target.tolist()}")
+        for layer in self.layers:
+            self.backend.copy_pages(layer, source, target)
