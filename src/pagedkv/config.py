@@ -157,7 +157,7 @@ class KVCacheConfig(_Settings):
         tokens_per_block: tokens of a page, a multiple of 16 in 16..1024; alias `page_size`. 16 where TensorRT-LLM
             has 32: prefixes are shared in whole pages, so a smaller page shares more and wastes less (half a
             page per request on average), and 16 tokens are what the CPU kernel's vector holds.
-        dtype: element type of keys and values; "auto" follows the model.
+        dtype: element type of keys and values; "auto" is bfloat16, half the bytes of float32.
         enable_block_reuse: share the pages of equal prefixes between requests.
     """
 
