@@ -233,7 +233,8 @@ class EngineConfig(_Settings):
         max_batch_size: requests computed at once.
         max_num_tokens: tokens of one step, decodes and prefill chunks together. TensorRT-LLM's 8192 suits a large
             GPU; on a few CPU cores such a step would take up to a minute, in which no running request gets a
-            token. 512 keeps a step short and is still wide enough for matrix products at full speed.
+            token. 512 keeps a step short and is still wide enough for matrix products at full speed. At least 2, so
+            that decodes and prompts can share a step.
         max_seq_len: longest prompt and answer together, in tokens; None for the model's own limit.
         max_queue_size: requests that may wait; one more is refused (QueueFullError).
     """
@@ -241,7 +242,7 @@ class EngineConfig(_Settings):
     model: str | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_batch_size: Count = 256
-    max_num_tokens: Count = 512
+    max_num_tokens: Annotated[Whole, Field(ge=2)] = 512
     max_seq_len: Count | None = None
     max_queue_size: Count = 4096
     kv_cache_config: KVCacheConfig = KVCacheConfig()

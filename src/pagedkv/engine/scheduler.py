@@ -1,0 +1,302 @@
+"""Scheduler: which tokens of which requests the next step computes, and who waits.
+
+Decodes first, then chunks of prompts that are being prefilled, then new admissions, all within `max_num_tokens`. Knows
+neither tensors nor a clock: a simulator runs this scheduler on the same manager in simulated time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.budget import pages_for_tokens
+from pagedkv.cache import Admitted, CacheManager, Extended, Never, Wait
+from pagedkv.config import EngineConfig
+from pagedkv.engine.request import FinishReason, Request, Status
+from pagedkv.engine.waiting import WaitingQueue
+from pagedkv.errors import InvalidRequestError, NeverFitsError, QueueFullError
+
+_MOST_HELD = 32  # waiting requests looked at per step while the prefixes they share are being computed
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step computes: of requests[i], tokens starts[i] to starts[i] + counts[i] - 1.
+
+    Attributes:
+        requests: decodes first, then prompt chunks.
+        tokens: token ids int32 [sum(counts)], request after request.
+        rows, starts, counts: int64 [requests].
+        samples: bool [requests]; whether the request's last token here is its last known one, so that the step
+            yields its next token.
+        preempted: requests that lost their pages to make room.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    samples: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    preempted: list[Request] = field(default_factory=list)
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill over a cache manager.
+
+    submit -> [waiting] -> schedule admits -> [running] -> finish, from either state, through one path.
+    """
+
+    def __init__(self, manager: CacheManager, config: EngineConfig) -> None:
+        self.manager = manager
+        self.config = config
+        self.policy = config.scheduler_config
+        self.waiting = WaitingQueue(self._by_priority)
+        self.running: list[Request] = []
+        self.steps = 0
+        self.preemptions = 0
+        self.prompt_tokens = 0  # of requests at their first admission
+        self.cached_tokens = 0  # of these, found in the cache
+        self._arrivals = 0
+        self._headroom = int(np.ceil(self.policy.watermark * manager.num_pages))
+
+    @property
+    def _by_priority(self) -> bool:
+        return self.policy.waiting_queue_policy == "PRIORITY"
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError: the prompt is empty.
+            NeverFitsError: prompt and max_tokens exceed max_seq_len or the whole pool.
+            QueueFullError: max_queue_size requests are waiting already.
+        """
+        prompt, most = request.prompt.size, request.params.max_tokens
+        if not prompt:
+            raise InvalidRequestError(f"the prompt of request {request.id!r} is empty; it needs at least one token")
+        if prompt + most > self.manager.max_seq_len:
+            raise NeverFitsError(
+                f"request {request.id!r}: {prompt} prompt tokens + max_tokens {most} = {prompt + most} tokens; "
+                f"max_seq_len is {self.manager.max_seq_len}"
+            )
+        pages = pages_for_tokens(request.most_kv_tokens, self.manager.page_size)
+        if pages > self.manager.num_pages:
+            raise NeverFitsError(
+                f"request {request.id!r}: {prompt} prompt tokens + max_tokens {most} need {pages} pages of "
+                f"{self.manager.page_size} tokens; the whole pool has {self.manager.num_pages}"
+            )
+        if len(self.waiting) >= self.config.max_queue_size:
+            raise QueueFullError(
+                f"{len(self.waiting)} requests are waiting; max_queue_size is {self.config.max_queue_size}"
+            )
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self.waiting.add(request)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request, wherever it is, and give back what it holds. Ending it again changes nothing."""
+        if request.status is Status.FINISHED:
+            return
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+        else:
+            self._stop_running(request)
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+
+    def schedule(self) -> Step:
+        """Choose the next step's tokens and give each its place. An empty step means that nothing is left to do."""
+        self.steps += 1
+        decodes, preempted = self._extend_decodes()
+        budget = self.config.max_num_tokens - len(decodes)
+        chunks = self._continue_prefills(budget)
+        budget -= sum(count for _, count in chunks)
+        if not preempted:  # who was just preempted must not be admitted by the step that preempted it
+            chunks += self._admit(budget)
+        return self._step(decodes, chunks, preempted)
+
+    def commit(self, step: Step) -> None:
+        """Keys and values of the step's tokens have been computed."""
+        self.manager.commit(step.rows, step.counts)
+        for request, count in zip(step.requests, step.counts.tolist(), strict=True):
+            request.computed += count
+
+    def _extend_decodes(self) -> tuple[list[Request], list[Request]]:
+        """A place for one more token of each decoding request, preempting others if pages run out.
+
+        While prompts want tokens too, a share of the step is kept for them; decodes then take turns.
+        """
+        decodes = [request for request in self.running if not request.prefilling]
+        most = self.config.max_num_tokens
+        if len(self.waiting) or len(decodes) < len(self.running):
+            most -= max(1, min(self.manager.page_size, most // 2))
+        if len(decodes) > most:
+            decodes = sorted(decodes, key=lambda request: request.last_step)[:most]
+        decodes.sort(key=lambda request: request.row)
+        preempted: list[Request] = []
+        while decodes:
+            outcome = self.manager.extend([r.row for r in decodes], [r.sampled[-1] for r in decodes])
+            if isinstance(outcome, Extended):
+                break
+            if isinstance(outcome, Never):
+                raise AssertionError(f"a running request outgrew the pool: {outcome}")
+            victims = self._victims(outcome.needed - outcome.free, decodes)
+            if not victims:  # all others run on pages set aside for them: wait until one of them ends
+                decodes = [r for r in decodes if r.reserved or r.computed % self.manager.page_size]
+                continue
+            for victim in victims:
+                self._preempt(victim)
+            preempted += victims
+            decodes = [request for request in decodes if request.status is Status.RUNNING]
+        return decodes, preempted
+
+    def _victims(self, shortage: int, decodes: list[Request]) -> list[Request]:
+        """The fewest, cheapest requests that make up for the shortage.
+
+        A victim's cost is what it has to compute again: the pages that nobody shares. It brings these, and the page
+        that it would have taken itself. The oldest request and those with a reservation go on, hence all of them end.
+        """
+        candidates = sorted((r for r in self.running if not r.reserved), key=self._rank)[1:]
+        costs = self.manager.private_pages([r.row for r in candidates]).tolist()
+        growing = {r.id for r in decodes if r.computed % self.manager.page_size == 0}
+        offers = [_Offer(r, cost, cost + (r.id in growing)) for r, cost in zip(candidates, costs, strict=True)]
+        useful = [offer for offer in offers if offer.gain]
+        if not useful:  # they share all their pages with each other; each that goes makes the rest more private
+            return candidates[-1:]
+        victims: list[Request] = []
+        while shortage > 0 and useful:
+            lowest = self._rank(useful[-1].request)[0]
+            least = [offer for offer in useful if self._rank(offer.request)[0] == lowest]
+            enough = [offer for offer in least if offer.gain >= shortage]
+            chosen = min(enough, key=_cost) if enough else max(least, key=_cost)
+            victims.append(chosen.request)
+            shortage -= chosen.gain
+            useful.remove(chosen)
+        return victims
+
+    def _rank(self, request: Request) -> tuple[int, int]:
+        """Who is to be served first among the running: by priority if that is the policy, then by arrival."""
+        return (request.priority if self._by_priority else 0, request.arrival)
+
+    def _preempt(self, request: Request) -> None:
+        """Take a request's pages; it waits again and will compute them anew, save what is still cached then."""
+        self._stop_running(request)
+        request.status = Status.WAITING
+        request.computed = 0
+        request.preemptions += 1
+        self.preemptions += 1
+        self.waiting.add(request)
+
+    def _stop_running(self, request: Request) -> None:
+        """The one way out of the running requests: its row and pages are released."""
+        self.running.remove(request)
+        if request.sequence is not None:
+            self.manager.release([request.sequence])
+        request.sequence = None
+
+    def _continue_prefills(self, budget: int) -> list[tuple[Request, int]]:
+        """Next chunks of the prompts that are being computed, oldest first."""
+        chunks: list[tuple[Request, int]] = []
+        for request in self.running:
+            if request.prefilling and budget:
+                count = self._chunk(request, budget)
+                chunks.append((request, count))
+                budget -= count
+        return chunks
+
+    def _admit(self, budget: int) -> list[tuple[Request, int]]:
+        """Admit waiting requests in order while there are tokens, rows and pages for them; returns their first chunks.
+
+        A request whose next prefix page is being computed by another is passed over, so that a burst of equal prompts
+        computes its prefix once.
+        """
+        chunks: list[tuple[Request, int]] = []
+        held = 0
+        for request in list(self.waiting):
+            if not budget or held >= _MOST_HELD or len(self.running) >= self.config.max_batch_size:
+                break
+            outcome = self._try_admit(request)
+            if isinstance(outcome, Wait) and outcome.on == "prefix":
+                held += 1
+                continue
+            if isinstance(outcome, Wait):
+                break
+            self._start(request, outcome)
+            count = self._chunk(request, budget)
+            chunks.append((request, count))
+            budget -= count
+        return chunks
+
+    def _try_admit(self, request: Request) -> Admitted | Wait:
+        """Ask the manager for a row and pages for all known tokens, with a reservation where the policy wants one."""
+        request.context = request.known()
+        guaranteed = self.policy.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
+        request.reserved = guaranteed or request.preemptions >= self.policy.max_preemptions
+        outcome = self.manager.admit(
+            request.context,
+            namespace=request.namespace,
+            reserve=max(0, request.most_kv_tokens - request.context.size) if request.reserved else 0,
+            headroom=self._headroom if self.running else 0,
+            owner=request.id,
+            share_pending=True,
+        )
+        if isinstance(outcome, Never):
+            raise AssertionError(f"request {request.id!r} passed submission but can never be admitted: {outcome}")
+        return outcome
+
+    def _start(self, request: Request, admitted: Admitted) -> None:
+        """Move an admitted request from the waiting to the running ones."""
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.status = Status.RUNNING
+        request.sequence = admitted.sequence
+        request.computed = admitted.cached_tokens
+        if request.cached_tokens is None:  # what it finds after a preemption is its own work, not a hit
+            request.cached_tokens = admitted.cached_tokens
+            self.prompt_tokens += request.prompt.size
+            self.cached_tokens += admitted.cached_tokens
+
+    def _chunk(self, request: Request, budget: int) -> int:
+        """Tokens of its next chunk. All chunks but the last end with a page, unless that would make one empty."""
+        rest = request.context.size - request.computed
+        if rest <= budget:
+            return rest
+        aligned = budget - (request.computed + budget) % self.manager.page_size
+        return aligned if aligned > 0 else budget
+
+    def _step(self, decodes: list[Request], chunks: list[tuple[Request, int]], preempted: list[Request]) -> Step:
+        """The flat arrays of a step."""
+        requests = decodes + [request for request, _ in chunks]
+        counts = [1] * len(decodes) + [count for _, count in chunks]
+        for request in requests:
+            request.last_step = self.steps
+        parts = [np.array([request.sampled[-1] for request in decodes], np.int32)]
+        parts += [request.context[request.computed : request.computed + count] for request, count in chunks]
+        return Step(
+            requests=requests,
+            tokens=np.concatenate(parts),
+            rows=np.array([request.row for request in requests], np.int64),
+            starts=np.array([request.computed for request in requests], np.int64),
+            counts=np.array(counts, np.int64),
+            samples=np.array(
+                [r.computed + n == r.known_tokens for r, n in zip(requests, counts, strict=True)], np.bool_
+            ),
+            preempted=preempted,
+        )
+
+
+class _Offer(NamedTuple):
+    """A possible victim: pages it would have to compute again, and pages its going would bring."""
+
+    request: Request
+    cost: int
+    gain: int
+
+
+def _cost(offer: _Offer) -> tuple[int, int]:
+    """Order of victims: fewest pages to compute again, then the latest arrival."""
+    return offer.cost, -offer.request.arrival
