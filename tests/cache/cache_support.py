@@ -1,0 +1,103 @@
+"""What the allocator's tests share: a tiny pool, a snapshot of all that a manager knows, and readers of its arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.cache import Admitted, ChainHash, KVCacheManager, Sequence, check
+
+PAGE = 4
+
+
+class NarrowHash(ChainHash):
+    """Keys of which only a few bits are kept, so that different pages collide all the time."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__(seed=7)
+        self.kept = np.uint64((1 << bits) - 1)
+
+    def finish(self, sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        return super().finish(sums) & self.kept
+
+
+def tiny(num_pages: int = 4, page_size: int = PAGE, **changes: Any) -> KVCacheManager:
+    """A manager of 4 pages of 4 tokens with 4 rows, whose keys are the same in every run."""
+    settings: dict[str, Any] = {"max_rows": 4, "max_seq_len": 64, "hasher": ChainHash(seed=1)}
+    return KVCacheManager(num_pages, page_size, **(settings | changes))
+
+
+def admitted(manager: KVCacheManager, tokens: Any, **options: Any) -> Admitted:
+    """Admit a prompt that must be admitted."""
+    answer = manager.admit(tokens, **options)
+    assert isinstance(answer, Admitted), answer
+    check(manager)
+    return answer
+
+
+def computed(manager: KVCacheManager, tokens: Any, **options: Any) -> Admitted:
+    """Admit a prompt and commit all of it."""
+    answer = admitted(manager, tokens, **options)
+    row = answer.sequence.row
+    manager.commit([row], [int(manager.table.length[row]) - answer.cached_tokens])
+    check(manager)
+    return answer
+
+
+def served(manager: KVCacheManager, tokens: Any, **options: Any) -> int:
+    """Run a prompt from admission to its end; returns the tokens that were cached."""
+    answer = computed(manager, tokens, **options)
+    manager.release([answer.sequence])
+    check(manager)
+    return answer.cached_tokens
+
+
+def pages(manager: KVCacheManager, sequence: Sequence) -> list[int]:
+    """The page ids of a sequence."""
+    return manager.table.table[sequence.row, : manager.table.pages[sequence.row]].tolist()
+
+
+def held_tokens(manager: KVCacheManager, row: int) -> list[int]:
+    """The tokens that the index has noted for a row, read through its page table."""
+    length = int(manager.table.length[row])
+    return manager.index.tokens[manager.table.table[row]].reshape(-1)[:length].tolist()
+
+
+def resident(manager: KVCacheManager) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """For every indexed page: the root of its chain, and all tokens from there to the page's end."""
+    index = manager.index
+    found = {}
+    for page in np.flatnonzero(index.indexed[1:]) + 1:
+        chain: list[int] = []
+        at = int(page)
+        while at > 0:
+            chain[:0] = index.tokens[at].tolist()
+            at = int(index.parent[at])
+        found[int(page)] = (at, tuple(chain))
+    return found
+
+
+def split(manager: KVCacheManager) -> tuple[int, int, int]:
+    """(used, cached, free) pages, after checking that they add up."""
+    usage = manager.usage()
+    assert min(usage.used, usage.cached, usage.free) >= 0
+    assert usage.used + usage.cached + usage.free == usage.total
+    return usage.used, usage.cached, usage.free
+
+
+def snapshot(thing: Any) -> Any:
+    """Everything a manager knows, as values that can be compared.
+
+    Left out: the hasher, whose table of salts only grows, and the numbers of roots that wait for another name.
+    """
+    if isinstance(thing, np.ndarray):
+        return (thing.dtype.str, thing.shape, thing.tobytes())
+    if isinstance(thing, dict):
+        return {key: snapshot(value) for key, value in thing.items()}
+    if isinstance(thing, list | tuple):
+        return [snapshot(value) for value in thing]
+    if hasattr(thing, "__dict__"):
+        return {name: snapshot(value) for name, value in vars(thing).items() if name not in ("hasher", "_unused")}
+    return thing

@@ -1,0 +1,362 @@
+"""KVCacheManager under random interleavings, against cache_model.Model, with an audit after every step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import pytest
+from cache_model import Model, Row
+from cache_support import NarrowHash, held_tokens, resident, snapshot
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pagedkv.cache import Admitted, ChainHash, Extended, KVCacheManager, Sequence, audit
+from pagedkv.errors import InvalidRequestError, StaleSequenceError
+
+MAX_ROWS, MAX_SEQ_LEN = 5, 20
+NAMESPACES: list[Hashable] = [None, "salt", ("adapter", 1)]
+QUICK = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LONG = settings(max_examples=3000, stateful_step_count=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+token_lists = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=9)
+picks = st.lists(st.integers(0, MAX_ROWS - 1), min_size=1, max_size=MAX_ROWS)
+counts = st.lists(st.integers(0, 6), min_size=MAX_ROWS, max_size=MAX_ROWS)
+
+
+class Machine(RuleBasedStateMachine):
+    """Drives the manager; what the model predicts is compared by ExactMachine."""
+
+    hasher: ChainHash
+
+    @initialize(num_pages=st.integers(3, 16), page_size=st.integers(1, 4))
+    def start(self, num_pages: int, page_size: int) -> None:
+        self.build(num_pages, page_size, caching=True)
+
+    def build(self, num_pages: int, page_size: int, caching: bool) -> None:
+        self.manager = KVCacheManager(
+            num_pages,
+            page_size,
+            max_rows=MAX_ROWS,
+            max_seq_len=MAX_SEQ_LEN,
+            prefix_caching=caching,
+            hasher=self.hasher,
+        )
+        self.live: dict[int, Sequence] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.names: dict[int, Hashable] = {}
+        self.handles: list[Sequence] = []
+        self.seen: list[list[int]] = []
+        self.ever_computed: set[tuple[Hashable, tuple[int, ...]]] = set()
+
+    def more_settings(self, rng: random.Random) -> dict[str, int]:
+        """What `start` takes beyond the sizes, for a walk."""
+        return {}
+
+    # What the exact machine overrides: called with what the manager answered.
+    def on_admit(self, answer: Any, prompt: list[int], options: dict[str, Any]) -> None: ...
+    def on_extend(self, answer: Any, rows: list[int], new: list[list[int]]) -> None: ...
+    def on_commit(self, rows: list[int], count: list[int]) -> None: ...
+    def on_release(self, rows: list[int]) -> None: ...
+
+    @rule(
+        fresh=token_lists,
+        earlier=st.none() | st.integers(0, 40),
+        keep=st.integers(0, MAX_SEQ_LEN),
+        namespace=st.sampled_from(NAMESPACES),
+        reserve=st.just(0) | st.integers(0, 8),
+        headroom=st.just(0) | st.integers(0, 2),
+        share_pending=st.booleans(),
+    )
+    def admit(self, fresh: list[int], earlier: int | None, keep: int, **options: Any) -> None:
+        prompt = fresh
+        if earlier is not None and self.seen:
+            prompt = self.seen[earlier % len(self.seen)][:keep] + fresh[: 1 + keep % 3]
+        before = snapshot(self.manager)
+        if len(prompt) + options["reserve"] > MAX_SEQ_LEN:
+            with pytest.raises(InvalidRequestError, match=f"max_seq_len {MAX_SEQ_LEN}"):
+                self.manager.admit(prompt, **options)
+            assert snapshot(self.manager) == before
+            return
+        answer = self.manager.admit(prompt, owner=f"request {len(self.handles)}", **options)
+        self.on_admit(answer, prompt, options)
+        if not isinstance(answer, Admitted):
+            assert snapshot(self.manager) == before
+            return
+        row = answer.sequence.row
+        assert answer.cached_tokens < len(prompt)
+        for end in range(self.manager.page_size, answer.cached_tokens + 1, self.manager.page_size):
+            assert (options["namespace"], tuple(prompt[:end])) in self.ever_computed
+        self.live[row], self.tokens[row], self.names[row] = answer.sequence, list(prompt), options["namespace"]
+        self.handles.append(answer.sequence)
+        self.seen.append(list(prompt))
+
+    @precondition(lambda self: self.live)
+    @rule(pick=picks, count=counts, new=st.integers(0, 2**30), form=st.sampled_from(["default", "one number", "array"]))
+    def extend(self, pick: list[int], count: list[int], new: int, form: str) -> None:
+        rows = [row for row in dict.fromkeys(pick) if row in self.live]
+        more = {"default": [1] * len(rows), "one number": [count[0]] * len(rows), "array": count[: len(rows)]}[form]
+        added = [[1 + (new >> (3 * at + i)) % 2 for i in range(n)] for at, n in enumerate(more)]
+        flat = [token for row in added for token in row]
+        given: dict[str, Any] = {"default": {}, "one number": {"counts": count[0]}, "array": {"counts": more}}[form]
+        before = snapshot(self.manager)
+        if any(len(self.tokens[row]) + n > MAX_SEQ_LEN for row, n in zip(rows, more, strict=True)):
+            with pytest.raises(InvalidRequestError, match=f"max_seq_len is {MAX_SEQ_LEN}"):
+                self.manager.extend(rows, flat, **given)
+            assert snapshot(self.manager) == before
+            return
+        starts = [len(self.tokens[row]) for row in rows]
+        answer = self.manager.extend(rows, flat, **given)
+        self.on_extend(answer, rows, added)
+        if not isinstance(answer, Extended):
+            assert snapshot(self.manager) == before
+            return
+        assert answer.slots.dtype == np.int64
+        assert answer.slots.tolist() == self.manager.table.slots(rows, starts, more).tolist()
+        for row, tokens in zip(rows, added, strict=True):
+            self.tokens[row] += tokens
+            self.seen.append(list(self.tokens[row]))
+
+    @precondition(lambda self: self.live)
+    @rule(pick=picks, count=counts, everything=st.booleans())
+    def commit(self, pick: list[int], count: list[int], everything: bool) -> None:
+        rows = [row for row in dict.fromkeys(pick) if row in self.live]
+        missing = [len(self.tokens[row]) - int(self.manager.table.computed[row]) for row in rows]
+        done = missing if everything else [min(n, left) for n, left in zip(count, missing, strict=False)]
+        self.manager.commit(rows, done)
+        self.on_commit(rows, done)
+        self.note_computed(rows)
+
+    @precondition(lambda self: self.live)
+    @rule(order=st.permutations(range(MAX_ROWS)))
+    def commit_everything(self, order: list[int]) -> None:
+        self.commit(order, [], True)
+
+    @precondition(lambda self: self.live)
+    @rule(order=st.permutations(range(MAX_ROWS)), token=st.sampled_from([1, 2]))
+    def decode_step(self, order: list[int], token: int) -> None:
+        ready = [row for row in order if row in self.live and len(self.tokens[row]) < MAX_SEQ_LEN]
+        ready = [row for row in ready if self.manager.table.computed[row] == len(self.tokens[row])]
+        self.extend(ready, [1] * MAX_ROWS, 0 if token == 1 else 2**30 - 1, "default")
+        self.commit(ready, [1] * MAX_ROWS, True)
+
+    @precondition(lambda self: self.handles)
+    @rule(which=st.lists(st.integers(0, 40), min_size=1, max_size=4))
+    def release(self, which: list[int]) -> None:
+        """Newest first; handles may repeat and may be long dead."""
+        given = [self.handles[-1 - at % len(self.handles)] for at in which]
+        rows = list(dict.fromkeys(handle.row for handle in given if self.live.get(handle.row) == handle))
+        self.manager.release(given)
+        self.on_release(rows)
+        for row in rows:
+            del self.live[row], self.tokens[row], self.names[row]
+
+    @rule(row=st.integers(-1, MAX_ROWS), twice=st.booleans())
+    def wrong_rows(self, row: int, twice: bool) -> None:
+        if row in self.live and not twice:
+            return
+        before = snapshot(self.manager)
+        error = InvalidRequestError if row in self.live else StaleSequenceError
+        with pytest.raises(error):
+            self.manager.extend([row, row], [1, 1])
+        with pytest.raises(error):
+            self.manager.commit([row, row], [0, 0])
+        assert snapshot(self.manager) == before
+
+    def note_computed(self, rows: list[int]) -> None:
+        size = self.manager.page_size
+        for row in rows:
+            for end in range(size, int(self.manager.table.computed[row]) + 1, size):
+                self.ever_computed.add((self.names[row], tuple(self.tokens[row][:end])))
+
+    @invariant()
+    def verify(self) -> None:
+        self.nothing_is_broken()
+        self.every_row_reads_what_was_put_in()
+        self.only_equal_prefixes_of_one_namespace_share()
+        self.pages_add_up()
+
+    def nothing_is_broken(self) -> None:
+        assert audit(self.manager) == []
+
+    def every_row_reads_what_was_put_in(self) -> None:
+        for row, tokens in self.tokens.items():
+            assert int(self.manager.table.length[row]) == len(tokens)
+            if self.manager.prefix_caching:
+                assert held_tokens(self.manager, row) == tokens
+
+    def only_equal_prefixes_of_one_namespace_share(self) -> None:
+        size = self.manager.page_size
+        meaning: dict[int, tuple[Hashable, tuple[int, ...]]] = {}
+        for row, tokens in self.tokens.items():
+            for column in range(int(self.manager.table.pages[row])):
+                page = int(self.manager.table.table[row, column])
+                prefix = (self.names[row], tuple(tokens[: (column + 1) * size]))
+                assert meaning.setdefault(page, prefix) == prefix
+
+    def pages_add_up(self) -> None:
+        usage = self.manager.usage()
+        assert usage.used + usage.cached + usage.free == usage.total
+        assert min(usage.used, usage.cached, usage.free, usage.promised, usage.saved) >= 0
+        assert 0.0 <= usage.waste < 1.0
+
+
+class ExactMachine(Machine):
+    """Every answer and the whole state are predicted."""
+
+    hasher = ChainHash(seed=3)
+
+    @initialize(num_pages=st.integers(3, 16), page_size=st.integers(1, 4), caching=st.integers(0, 7))
+    def start(self, num_pages: int, page_size: int, caching: int) -> None:
+        self.build(num_pages, page_size, caching > 0)
+        self.model = Model(num_pages, page_size, MAX_ROWS, caching > 0)
+
+    def more_settings(self, rng: random.Random) -> dict[str, int]:
+        return {"caching": rng.randint(0, 7)}
+
+    def on_admit(self, answer: Any, prompt: list[int], options: dict[str, Any]) -> None:
+        expected = self.model.admit(prompt, **options)
+        if isinstance(expected, Row):
+            assert isinstance(answer, Admitted), answer
+            assert answer.cached_tokens == expected.computed
+            self.model.rows[answer.sequence.row] = expected
+        else:
+            assert answer == expected
+
+    def on_extend(self, answer: Any, rows: list[int], new: list[list[int]]) -> None:
+        expected = self.model.extend(rows, new)
+        assert isinstance(answer, Extended) if expected is None else answer == expected
+
+    def on_commit(self, rows: list[int], count: list[int]) -> None:
+        self.model.commit(rows, count)
+
+    def on_release(self, rows: list[int]) -> None:
+        self.model.release(rows)
+
+    @invariant()
+    def verify(self) -> None:
+        super().verify()
+        self.the_same_pages_are_resident_in_the_same_order()
+        self.the_same_rows_hold_the_same_pages()
+        self.usage_says_the_same()
+        self.match_foretells_the_next_admission()
+
+    def the_same_pages_are_resident_in_the_same_order(self) -> None:
+        names = {self.manager.namespaces.find(name): name for name in NAMESPACES}
+        chains = {page: (names[root], tokens) for page, (root, tokens) in resident(self.manager).items()}
+        assert sorted(chains.values(), key=repr) == sorted(self.model.index, key=repr)
+        position = self.manager.pool.position
+        queued = sorted((page for page in chains if position[page] >= 0), key=lambda page: position[page])
+        assert [chains[page] for page in queued] == [page.key for page in self.model.idle]
+
+    def the_same_rows_hold_the_same_pages(self) -> None:
+        assert sorted(self.live) == sorted(self.model.rows)
+        real: dict[int, int] = {}
+        for number, row in self.model.rows.items():
+            ids = self.manager.table.table[number, : self.manager.table.pages[number]].tolist()
+            assert len(ids) == len(row.pages)
+            assert int(self.manager.table.computed[number]) == row.computed
+            for page_id, page in zip(ids, row.pages, strict=True):
+                assert real.setdefault(id(page), page_id) == page_id
+                assert int(self.manager.pool.refcount[page_id]) == page.owners
+        assert len(set(real.values())) == len(real)
+        rows = list(self.model.rows)
+        private = [sum(page.owners == 1 for page in self.model.rows[number].pages) for number in rows]
+        assert self.manager.private_pages(rows).tolist() == private
+
+    def usage_says_the_same(self) -> None:
+        usage, model = self.manager.usage(), self.model
+        assert (usage.free, usage.cached, usage.promised) == (model.free, len(model.idle), model.promised)
+        filled: dict[int, int] = {}
+        for row in model.rows.values():
+            for column, page in enumerate(row.pages):
+                filled[id(page)] = min(model.page_size, len(row.tokens) - column * model.page_size)
+        assert usage.tokens == sum(filled.values())
+        assert usage.owned == sum(len(row.pages) for row in model.rows.values())
+
+    def match_foretells_the_next_admission(self) -> None:
+        for prompt in self.seen[-3:]:
+            for name in NAMESPACES[:2]:
+                assert self.manager.match(prompt, name) == len(self.model.match(prompt, name)) * self.model.page_size
+
+
+class CollidingMachine(Machine):
+    """Keys keep 2 bits: nearly every lookup collides. Sharing may only get less, never wrong."""
+
+    hasher = NarrowHash(bits=2)
+
+
+def walk(machine: Machine, seed: int, steps: int) -> Machine:
+    """Far more steps than hypothesis takes in one example: queues wrap, rows and roots are reused many times."""
+    rng = random.Random(seed)
+
+    def numbers(most: int, length: int) -> list[int]:
+        return [rng.randint(0, most) for _ in range(length)]
+
+    def tokens() -> list[int]:
+        return rng.choices([1, 2], k=rng.randint(1, 9))
+
+    machine.start(**{"num_pages": rng.randint(4, 20), "page_size": rng.randint(1, 4)} | machine.more_settings(rng))
+    for _ in range(steps):
+        verb = rng.choices(["admit", "extend", "commit", "decode", "release"], weights=[6, 2, 6, 2, 6])[0]
+        if verb == "admit":
+            machine.admit(
+                tokens(),
+                rng.choice([None, *range(12)]),
+                rng.choice([4, 8, MAX_SEQ_LEN]),
+                namespace=rng.choice(NAMESPACES[: rng.choice([1, 1, 3])]),
+                reserve=rng.choice([0, 0, 0, rng.randint(1, 6)]),
+                headroom=rng.choice([0, 0, 0, 1]),
+                share_pending=rng.random() < 0.2,
+            )
+        elif verb == "release" and machine.handles:
+            machine.release(numbers(MAX_ROWS, rng.randint(1, 3)))
+        elif machine.live and verb == "extend":
+            form = rng.choice(["default", "one number", "array"])
+            machine.extend(numbers(MAX_ROWS - 1, 3), numbers(4, MAX_ROWS), rng.getrandbits(30), form)
+        elif machine.live and verb == "commit":
+            machine.commit(numbers(MAX_ROWS - 1, rng.randint(1, 5)), numbers(6, MAX_ROWS), rng.random() < 0.7)
+        elif machine.live and verb == "decode":
+            machine.decode_step(rng.sample(range(MAX_ROWS), MAX_ROWS), rng.choice([1, 2]))
+        machine.verify()
+    return machine
+
+
+@pytest.mark.parametrize("kind", [ExactMachine, CollidingMachine])
+@pytest.mark.parametrize("seed", range(10))
+def test_long_random_walk(kind: type[Machine], seed: int) -> None:
+    machine = walk(kind(), seed, steps=300)
+    machine.release(list(range(len(machine.handles))))
+    machine.nothing_is_broken()
+    assert machine.manager.usage().used == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", [ExactMachine, CollidingMachine])
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_very_long_random_walk(kind: type[Machine], seed: int) -> None:
+    walk(kind(), seed, steps=2000)
+
+
+class TestExact(ExactMachine.TestCase):  # type: ignore[name-defined, misc]
+    settings = QUICK
+
+
+class TestColliding(CollidingMachine.TestCase):  # type: ignore[name-defined, misc]
+    settings = QUICK
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+class TestExactLong(ExactMachine.TestCase):  # type: ignore[name-defined, misc]
+    settings = LONG
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+class TestCollidingLong(CollidingMachine.TestCase):  # type: ignore[name-defined, misc]
+    settings = LONG
