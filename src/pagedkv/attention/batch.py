@@ -15,13 +15,14 @@ def check_batch(batch: AttentionBatch) -> None:
     """Check all that can be checked without knowing the page tensors.
 
     Raises:
-        InvalidRequestError: if query_start does not rise from 0 to the number of slots, a sequence's kv_length is shorter than
-            its queries, a row is outside the table, or array sizes contradict each other.
+        InvalidRequestError: if query_start does not rise from 0 to the number of slots, a sequence's kv_length is
+            shorter than its queries, a row is outside the table, or array sizes contradict each other.
     """
     start, length, rows, table = batch.query_start, batch.kv_length, batch.rows, batch.table
     if start.ndim != 1 or len(length) != len(start) - 1 or len(rows) != len(length):
         raise InvalidRequestError(
-            f"query_start has shape {start.shape}, kv_length {length.shape}, rows {rows.shape}; [B + 1], [B] and [B] are needed"
+            f"query_start has shape {start.shape}, kv_length {length.shape}, rows {rows.shape}; "
+            f"[B + 1], [B] and [B] are needed"
         )
     if table.ndim != 2:
         raise InvalidRequestError(f"the block table has {table.ndim} dimensions; it must have 2")
@@ -55,8 +56,8 @@ def check_slots(batch: AttentionBatch, num_pages: int, page_size: int) -> None:
     if wrong.any():
         at = int(np.argmax(wrong))
         raise InvalidRequestError(
-            f"slot {int(slots[at])} of token {at} is not -1 and not in pages 1 to {num_pages - 1} of {page_size} tokens "
-            f"(slots {page_size} to {num_pages * page_size - 1})"
+            f"slot {int(slots[at])} of token {at} is not -1 and not in pages 1 to {num_pages - 1} "
+            f"of {page_size} tokens (slots {page_size} to {num_pages * page_size - 1})"
         )
 
 
@@ -66,15 +67,16 @@ def check_pages(batch: AttentionBatch, num_pages: int, page_size: int, window: i
     Columns past the last page, and those before the first query's window, are not looked at: their pages may be gone.
 
     Raises:
-        InvalidRequestError: if a sequence needs more columns than the table has, or a page is not among 1 ... num_pages - 1.
+        InvalidRequestError: if a sequence needs more columns than the table has, or a page is not among
+            1 ... num_pages - 1.
     """
     columns = batch.table.shape[1]
     end = (batch.kv_length.astype(np.int64) - 1) // page_size + 1  # one past the column of the last token
     if len(end) and end.max() > columns:
         at = int(np.argmax(end))
         raise InvalidRequestError(
-            f"sequence {at} with kv_length {int(batch.kv_length[at])} needs {int(end[at])} pages of {page_size} tokens; "
-            f"the table has {columns} columns"
+            f"sequence {at} with kv_length {int(batch.kv_length[at])} needs {int(end[at])} pages "
+            f"of {page_size} tokens; the table has {columns} columns"
         )
     first = np.zeros_like(end)
     if window is not None:
@@ -88,5 +90,6 @@ def check_pages(batch: AttentionBatch, num_pages: int, page_size: int, window: i
     if wrong.any():
         at = int(np.argmax(wrong))
         raise InvalidRequestError(
-            f"page {int(pages[at])} in row {int(rows[at])}, column {int(column[at])} is not one of the pages 1 to {num_pages - 1}"
+            f"page {int(pages[at])} in row {int(rows[at])}, column {int(column[at])} "
+            f"is not one of the pages 1 to {num_pages - 1}"
         )

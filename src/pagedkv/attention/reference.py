@@ -1,7 +1,7 @@
 """The oracle: gather keys and values through the block table, then attend in the plainest way.
 
-Page tensors are in the logical order [page, token, kv_head, dim]. Slow and simple on purpose; runs anywhere torch does. Nothing
-here is shared with a real backend, except what a batch must look like.
+Page tensors are in the logical order [page, token, kv_head, dim]. Slow and simple on purpose; runs anywhere torch does.
+Nothing here is shared with a real backend, except what a batch must look like.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReferencePlan:
 
 
 class ReferenceBackend:
-    """Implements `AttentionBackend` by gathering; arithmetic in `dtype` (float32, or float64 for an oracle of its own)."""
+    """Implements `AttentionBackend` by gathering; arithmetic is in `dtype`, float32 or float64."""
 
     name = "reference"
 
@@ -89,7 +89,10 @@ class ReferenceBackend:
         places: torch.Tensor,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """One sequence: query [t, query_heads, key_dim] at `positions`, key and value [s, kv_heads, dim] at `places`."""
+        """One sequence: query [t, query_heads, key_dim] at `positions`, key and value [s, kv_heads, dim] at `places`.
+
+        Values that no query of the sequence sees are blanked: a weight of 0 does not make a NaN harmless.
+        """
         group = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         scores = torch.einsum("thd,shd->hts", query, key) * options.scale

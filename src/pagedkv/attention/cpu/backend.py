@@ -1,7 +1,7 @@
 """The CPU backend: page tensors in the order of layout.py, a plan per step, and the kernels run on torch's threads.
 
-Translates tensors into addresses and strides; the arithmetic is in kernel.py. Not for use by two threads at once: scratch
-memory is kept between calls.
+Translates tensors into addresses and strides; the arithmetic is in kernel.py. Not for use by two threads at once:
+scratch memory is kept between calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagedkv.attention.cpu.blocks import BF16_DOT
-from pagedkv.attention.cpu.kernel import ATTEND_ARGUMENTS, STATE_HEADER, build_kernel, scratch_floats
+from pagedkv.attention.cpu.kernel import ATTEND_ARGUMENTS, build_kernel, scratch_floats
 from pagedkv.attention.cpu.layout import (
     DTYPES,
     WRITE_ARGUMENTS,
@@ -26,6 +26,7 @@ from pagedkv.attention.cpu.layout import (
 )
 from pagedkv.attention.cpu.plan import NO_WINDOW, CpuPlan, TaskList, make_plan
 from pagedkv.attention.cpu.threads import Threads
+from pagedkv.attention.cpu.tiles import STATE_HEADER
 from pagedkv.attention.interface import AttentionBatch, AttentionOptions, LayerPages
 from pagedkv.errors import ConfigError, InvalidRequestError
 from pagedkv.spec import LayerSpec
@@ -34,11 +35,8 @@ from pagedkv.spec import LayerSpec
 class CpuBackend:
     """Implements `AttentionBackend` for CPUs.
 
-    Keys and values are stored as bfloat16 or float32. With float32, all arithmetic is float32. With bfloat16, queries and
-    softmax weights are rounded to bfloat16 before they are multiplied, and sums are float32.
-
-    Attributes:
-        description: the path that runs, for reports: how bfloat16 products are formed and on which threads.
+    Keys and values are stored as bfloat16 or float32. With float32, all arithmetic is float32. With bfloat16, queries
+    and softmax weights are rounded to bfloat16 before they are multiplied, and sums are float32.
     """
 
     name = "cpu"
@@ -71,8 +69,8 @@ class CpuBackend:
         """Check the batch and make ready to cut it into tasks.
 
         Raises:
-            InvalidRequestError: if the batch contradicts itself, with the numbers. Page ids and slots are checked against the page
-                tensors on their first use.
+            InvalidRequestError: if the batch contradicts itself, with the numbers. Page ids and slots are checked
+                against the page tensors on their first use.
         """
         return make_plan(batch, self._threads.count)
 

@@ -1,19 +1,19 @@
 """The multiply-accumulate at the heart of the kernel: a block of rows x 32 float32 accumulators held in registers.
 
-Both products of attention are the same step. With A the queries and B the keys of 16 tokens, or with A the weights and B the
-values of 16 elements, it is
+Both products of attention are the same step. With A the queries and B the keys of 16 tokens, or with A the weights and
+B the values of 16 elements, it is
 
     block[row, lane] += A[row, 2k + 1] * B[2k + 1, lane]      then
     block[row, lane] += A[row, 2k]     * B[2k, lane]
 
-for one pair index k. B holds a pair as 32 consecutive elements: bfloat16 interleaved (lane 0 of 2k, lane 0 of 2k + 1, lane 1
-of 2k, ...), which is what the dot-product instruction reads; float32 as 16 lanes of 2k, then 16 of 2k + 1.
+for one pair index k. B holds a pair as 32 consecutive elements: bfloat16 interleaved (lane 0 of 2k, lane 0 of 2k + 1,
+lane 1 of 2k, ...), which is what the dot-product instruction reads; float32 as 16 lanes of 2k, then 16 of 2k + 1.
 
 Why the instruction and its emulation agree: VDPBF16PS adds the odd product first, then the even one, each as an FMA
-rounded to nearest even (Intel SDM, "VDPBF16PS", Operation), and the emulation does those two FMAs in that order. A product
-of two bfloat16 has at most 16 significant bits, so it is exact in float32 and only the additions round. What is
-left: the instruction flushes denormal inputs and results to zero. Queries, keys and values below 1.2e-38 do not
-occur; where such a number does, the two differ by less than 1.2e-38 for each product.
+rounded to nearest even (Intel SDM, "VDPBF16PS", Operation), and the emulation does those two FMAs in that order. A
+product of two bfloat16 has at most 16 significant bits, so it is exact in float32 and only the additions round. What is
+left: the instruction takes denormal inputs as zero and flushes denormal results, so where numbers below 1.2e-38 meet,
+the two differ by less than that for each product.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import llvmlite.binding as llvm
 import llvmlite.ir as ir
 from numba import types
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
 
 from pagedkv.attention.cpu.vectors import (
     BF16_POINTER,
@@ -35,7 +35,9 @@ from pagedkv.attention.cpu.vectors import (
     call_llvm,
     constant,
     fma_value,
+    intrinsic,
     lanes,
+    literal_intrinsic,
     load_value,
     round_bf16_value,
     splat_value,
@@ -56,14 +58,14 @@ def _target_assembly(body: str) -> str:
     machine = target.create_target_machine(cpu=cpu, features=features, opt=2)
     module = llvm.parse_assembly(body)
     module.triple = target.triple
-    return machine.emit_assembly(module)
+    return str(machine.emit_assembly(module))
 
 
 def has_bf16_dot() -> bool:
     """Whether the CPU that Numba compiles for has AVX512-BF16.
 
-    Asked of LLVM itself, by compiling a conversion for which it has a slower way on other CPUs, so that CPU names, feature lists
-    and NUMBA_CPU_NAME / NUMBA_CPU_FEATURES all count as Numba counts them.
+    Asked of LLVM itself, by compiling a conversion for which it has a slower way on other CPUs, so that CPU names,
+    feature lists and NUMBA_CPU_NAME / NUMBA_CPU_FEATURES all count as Numba counts them.
     """
     body = (
         "define <16 x bfloat> @f(<16 x float> %x) {\n"
@@ -129,7 +131,7 @@ def _row_start(b: ir.IRBuilder, base: ir.Value, stride: ir.Value, row: int) -> i
     return b.add(base, b.mul(stride, ir.Constant(_I64, row)))
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def block_zeros(typing: Any, rows: Any, columns: Any) -> Any:
     """A block of zeros; both sizes are literals."""
     block = Block(rows.literal_value, columns.literal_value)
@@ -141,7 +143,7 @@ def block_zeros(typing: Any, rows: Any, columns: Any) -> Any:
     return block(rows, columns), generate
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def block_load(
     typing: Any, rows: Any, columns: Any, pointer: Any, base: Any, stride: Any, factors: Any, first: Any
 ) -> Any:
@@ -284,24 +286,19 @@ def block_dot(typing: Any, value: Any, pairs: Any, operand: Any, base: Any, stri
 
 @intrinsic
 def store_operand(typing: Any, pointer: Any, base: Any, k: Any, value: Any, other: Any) -> Any:
-    """Store elements k ... k + 15 of a row of A, in the form that `block_dot` wants beside B of `other`'s element type.
+    """Store elements k ... k + 15 of a row of A, as `block_dot` wants them beside B of `other`'s element type.
 
-    float32 as they are. bfloat16 rounded: packed two to a 32-bit word for the instruction, else still as float32, so that
-    the emulation need not unpack them. k is a multiple of 16.
+    float32 as they are. bfloat16, to which the lanes must have been rounded: packed two to a 32-bit word for the
+    instruction, else still as float32, so that the emulation need not unpack them. k is a multiple of 16.
     """
-    bf16 = other == BF16_POINTER
+    packed = other == BF16_POINTER and BF16_DOT
 
     def generate(ctx: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         pointer, base, k, value, _ = args
-        if bf16:
-            value = round_bf16_value(b, value)
-            if BF16_DOT:
-                half = b.lshr(k, ir.Constant(_I64, 1))
-                packed = b.trunc(b.lshr(value, constant(I32_LANES, 16)), ir.VectorType(_I16, LANES))
-                words = b.bitcast(packed, ir.VectorType(_F32, LANES // 2))
-                store_value(b, words, pointer, b.add(base, half))
-                return ctx.get_dummy_value()
-            value = b.bitcast(value, F32_LANES)
+        if packed:
+            k = b.lshr(k, ir.Constant(_I64, 1))
+            upper = b.lshr(b.bitcast(value, I32_LANES), constant(I32_LANES, 16))
+            value = b.bitcast(b.trunc(upper, ir.VectorType(_I16, LANES)), ir.VectorType(_F32, LANES // 2))
         store_value(b, value, pointer, b.add(base, k))
         return ctx.get_dummy_value()
 
@@ -309,8 +306,25 @@ def store_operand(typing: Any, pointer: Any, base: Any, k: Any, value: Any, othe
 
 
 @intrinsic
-def round_like(typing: Any, value: Any, other: Any) -> Any:
-    """What `store_operand` will keep of the lanes: rounded to bfloat16 if `other` points to bfloat16."""
-    if other == F32_POINTER:
-        return lanes(lanes, other), lambda ctx, b, sig, args: args[0]
-    return lanes(lanes, other), lambda ctx, b, sig, args: b.bitcast(round_bf16_value(b, args[0]), F32_LANES)
+def round_operand(typing: Any, value: Any, other: Any) -> Any:
+    """Rounded to `other`'s element type, to nearest, ties to even."""
+    bf16 = other == BF16_POINTER
+
+    def generate(ctx: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return b.bitcast(round_bf16_value(b, args[0]), F32_LANES) if bf16 else args[0]
+
+    return lanes(lanes, other), generate
+
+
+@intrinsic
+def round_weight(typing: Any, value: Any, other: Any) -> Any:
+    """Rounded to `other`'s element type, to nearest, ties away from zero: as near, in fewer instructions."""
+    bf16 = other == BF16_POINTER
+
+    def generate(ctx: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        if not bf16:
+            return args[0]
+        half = b.add(b.bitcast(args[0], I32_LANES), constant(I32_LANES, 0x8000))
+        return b.bitcast(b.and_(half, constant(I32_LANES, _UPPER_HALF)), F32_LANES)
+
+    return lanes(lanes, other), generate

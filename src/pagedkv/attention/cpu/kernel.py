@@ -1,21 +1,21 @@
 """The kernel: ragged queries over paged keys and values, for prefill, chunks, decode and verification alike.
 
-The unit of work is a task: up to TILE_ROWS query rows of one sequence, for one KV head, over a range of its keys. Rows are (token,
-query head of the group) pairs, numbered token * group + head, so that all that share a key are multiplied with it while it
-is in registers. Keys are visited in tiles of 64 tokens, with an online softmax in float32:
+The unit of work is a task: up to TILE_ROWS query rows of one sequence, for one KV head, over a range of its keys. Rows
+are (token, query head of the group) pairs, numbered token * group + head, so that all that share a key are multiplied
+with it while it is in registers. Keys are visited in tiles of 64 tokens, with an online softmax in float32:
 
     keys of a sequence   |<------- chunk 0 ------->|<------- chunk 1 ------->| ...    CHUNK tokens each
                          |tile|tile|tile| ... |tile|tile|tile| ...                    KEY_TILE tokens each
                          |g|g|g|g| 16-token groups, each from whatever page holds it
 
-A row's result depends on its own query, keys and position only, bit for bit: tiles and chunks lie at fixed positions, every
-operation on a row is done in the same order whatever the row is computed together with, and what a row may not see is an
-exact no-op. The running softmax starts afresh with each chunk and the chunks are merged in order, so that it makes no difference
-whether one thread or several computed them. Hence prefill, chunked prefill and decode agree, as do all numbers of threads,
-page sizes and placements of pages.
+A row's result depends on its own query, keys and position only, bit for bit: tiles and chunks lie at fixed positions,
+every operation on a row is done in the same order whatever the row is computed together with, and what a row may not
+see is an exact no-op. The running softmax starts afresh with each chunk and the chunks are merged in order, so that it
+makes no difference whether one thread or several computed them. Hence prefill, chunked prefill and decode agree, as do
+all numbers of threads, page sizes and placements of pages.
 
-Memory past the end of a sequence is never trusted: keys of invisible tokens give a score that a select replaces by -inf,
-and values of tokens outside [first visible, end) are skipped or blanked in their register, since 0 * NaN is NaN.
+Memory outside a sequence is never trusted: keys of invisible tokens give a score that a select replaces by -inf, and
+values of tokens outside [first visible, end) are skipped or blanked in their register, since 0 * NaN is NaN.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, from_dtype, njit, types
+from numba import cfunc, njit, types
+from numba.np.numpy_support import carray, from_dtype
 
-from pagedkv.attention.cpu.blocks import FEW_ROWS, store_operand
+from pagedkv.attention.cpu.blocks import FEW_ROWS, round_operand, store_operand
 from pagedkv.attention.cpu.tiles import (
     KEY_TILE,
     STATE_HEADER,
     locate,
-    prefetch_tile,
     score,
     softmax_rows,
     weigh,
@@ -45,6 +45,7 @@ from pagedkv.attention.cpu.vectors import (
     pointer_i32,
     pointer_i64,
     pointer_to,
+    pointer_type,
     splat,
     store,
     sum_lanes,
@@ -56,9 +57,6 @@ CHUNK = 512
 
 TILE_ROWS = 64
 """Most query rows of a task."""
-
-PREFETCH_ROWS = 16
-"""Up to so many rows the next tile is fetched ahead: memory, not arithmetic, is then what a tile waits for."""
 
 ATTEND_ARGUMENTS = np.dtype(
     [
@@ -94,17 +92,17 @@ ATTEND_ARGUMENTS = np.dtype(
 TASK_FIELDS = 9
 """int64 fields of a task, in this order:
 
-first token in the batch, position of that token, table row, first query row, row end, first key, key end, partial row (-1: the
-task does all keys and writes the output), chunks (of a merge).
+first token in the batch, position of that token, table row, first query row, row end, first key, key end, partial row
+(-1: the task does all keys and writes the output), chunks (of a merge).
 """
 
 _ARGUMENTS = from_dtype(ATTEND_ARGUMENTS)
-KERNEL_SIGNATURE = types.void(types.CPointer(_ARGUMENTS))
+KERNEL_SIGNATURE = types.void(pointer_type(_ARGUMENTS))
 
 
 def scratch_floats(key_dim: int, value_dim: int) -> int:
     """float32 elements of scratch that a thread needs."""
-    return 32 + TILE_ROWS * (key_dim + KEY_TILE + 1 + 2 * (STATE_HEADER + value_dim))
+    return 32 + TILE_ROWS * (key_dim + KEY_TILE + 3 + 2 * (STATE_HEADER + value_dim))
 
 
 @njit(error_model="numpy")
@@ -116,7 +114,7 @@ def _load_queries(a: Any, query: Any, key: Any, rows: Any, first_token: Any, row
         start = token * a.query_token_stride + (head * a.group + member) * a.query_head_stride
         for d in range(0, dim, 16):
             value = load(query, start + d) if r < count else splat(np.float32(0.0))
-            store_operand(rows, r * dim, d, value, key)
+            store_operand(rows, r * dim, d, round_operand(value, key), key)
 
 
 @njit(error_model="numpy")
@@ -174,24 +172,26 @@ def _attend_chunk(
     work: Any,
     state: Any,
 ) -> Any:
-    """Attend from the task's rows to its keys first <= token < end, which lie in one chunk; the result is in `state`."""
-    queries, products, factors = work
+    """Attend from the task's rows to its keys first <= token < end, which lie in one chunk; fills `state`."""
+    queries, products, factors, maxima, shifts = work
     table, row, count = pointer_i32(a.table), task[3], task[4] - task[3]
     padded = -(-count // FEW_ROWS) * FEW_ROWS
     _clear(state, padded, STATE_HEADER + a.value_dim)
+    for r in range(0, TILE_ROWS, 16):
+        store(maxima, r, splat(NEG_INF))
+        store(shifts, r, splat(NEG_INF))
     base, side = first // KEY_TILE * KEY_TILE, np.int64(0)
     locate(a, offsets, side, table, task[2], head, base, first, end)
     while base < end:
-        if base + KEY_TILE < end:
-            locate(a, offsets, 8 - side, table, task[2], head, base + KEY_TILE, first, end)
-            if count <= PREFETCH_ROWS:
-                prefetch_tile(key, value, offsets, 8 - side, 16 * a.key_dim, 16 * a.value_dim)
+        locate(a, offsets, 8 - side, table, task[2], head, base + KEY_TILE, first, end)
         tile_first, tile_end = max(first - base, 0), min(end - base, KEY_TILE)
         score(key, queries, padded, a.key_dim, offsets, side, tile_first, tile_end, products)
-        softmax_rows(a, value, products, state, factors, count, task[1], row, base, end)
+        softmax_rows(a, value, work, state, count, task[1], row, base, end)
         weigh(value, products, padded, a.value_dim, offsets, side, tile_first, tile_end, factors, state)
         base += KEY_TILE
         side = 8 - side
+    for r in range(count):
+        state[r * (STATE_HEADER + a.value_dim)] = maxima[r]
 
 
 @njit(error_model="numpy")
@@ -204,9 +204,10 @@ def _attend_task(
     queries = scratch
     products = advance(queries, TILE_ROWS * a.key_dim)
     factors = advance(products, TILE_ROWS * KEY_TILE)
-    total = advance(factors, TILE_ROWS)
+    maxima, shifts = advance(factors, TILE_ROWS), advance(factors, 2 * TILE_ROWS)
+    total = advance(factors, 3 * TILE_ROWS)
     part = advance(total, TILE_ROWS * width)
-    work = (queries, products, factors)
+    work = (queries, products, factors, maxima, shifts)
     _load_queries(a, query, key, queries, first_token, row, count, head)
     first = max(task[5], position + row // a.group + 1 - a.window)
     end = min(task[6], position + (row_end - 1) // a.group + 1)
@@ -241,13 +242,13 @@ def _merge_task(a: Any, output: Any, task: Any, head: Any) -> Any:
 def build_kernel(query_bf16: bool, key_bf16: bool, version: str) -> Any:
     """The compiled kernel for one dtype of queries and outputs and one of keys and values.
 
-    A C function (see KERNEL_SIGNATURE) that any number of threads may run at once on the same record: each takes a ticket,
-    which names its scratch, and then tickets for tasks until none is left. `version` stands for the source of the modules that
-    this one inlines: Numba's on-disk cache looks at captured values, but not at other modules.
+    A C function (see KERNEL_SIGNATURE) that any number of threads may run at once on the same record: each takes a
+    ticket, which names its scratch, and then tickets for tasks until none is left. `version` stands for the source of
+    the modules that this one inlines: Numba's on-disk cache looks at captured values, but not at other modules.
     """
 
     @cfunc(KERNEL_SIGNATURE, error_model="numpy", cache=True)
-    def kernel(arguments):  # type: ignore[no-untyped-def]  # Numba types it
+    def kernel(arguments: Any) -> None:
         source = version  # noqa: F841  captured, so that it is part of the cache key
         a = carray(arguments, 1)[0]
         query, output = pointer_to(a.query, query_bf16), pointer_to(a.output, query_bf16)

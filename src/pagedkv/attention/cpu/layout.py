@@ -1,7 +1,7 @@
 """The physical order of page tensors on the CPU, and how tokens get into it.
 
-A group is 16 tokens; a page holds page_size / 16 of them. The two innermost dimensions are a pair block (see blocks.py), 16
-lanes of two elements, stored as 16 x 2 for bfloat16 and as 2 x 16 for float32:
+A group is 16 tokens; a page holds page_size / 16 of them. The two innermost dimensions are a pair block (see
+blocks.py), 16 lanes of two elements, stored as 16 x 2 for bfloat16 and as 2 x 16 for float32:
 
     key    [page, kv_head, page_size / 16, key_dim / 2, pair]       lanes are tokens, the two are neighbours of key_dim
     value  [page, kv_head, page_size / 2, value_dim / 16, pair]     lanes are elements, the two are neighbouring tokens
@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, cfunc, from_dtype, njit, types
+from numba import cfunc, njit, types
+from numba.np.numpy_support import carray, from_dtype
 
-from pagedkv.attention.cpu.vectors import pointer_i64, pointer_to, take_ticket
+from pagedkv.attention.cpu.vectors import pointer_i64, pointer_to, pointer_type, take_ticket
 from pagedkv.attention.interface import LayerPages
 from pagedkv.errors import ConfigError, UnsupportedModelError
 from pagedkv.spec import LayerSpec
@@ -49,7 +50,7 @@ WRITE_ARGUMENTS = np.dtype(
 )
 """What the write kernel is told: one tensor of one layer."""
 
-WRITE_SIGNATURE = types.void(types.CPointer(from_dtype(WRITE_ARGUMENTS)))
+WRITE_SIGNATURE = types.void(pointer_type(from_dtype(WRITE_ARGUMENTS)))
 
 
 def check_supported(layer: LayerSpec, page_size: int, dtype: torch.dtype) -> None:
@@ -135,7 +136,7 @@ def build_write_kernel(bf16: bool, version: str) -> Any:
     """The compiled write for one dtype; `version` as in kernel.build_kernel."""
 
     @cfunc(WRITE_SIGNATURE, error_model="numpy", cache=True)
-    def write(arguments):  # type: ignore[no-untyped-def]  # Numba types it
+    def write(arguments: Any) -> None:
         captured = version  # noqa: F841  so that it is part of the cache key
         a = carray(arguments, 1)[0]
         source, target, slots = pointer_to(a.source, bf16), pointer_to(a.target, bf16), pointer_i64(a.slots)

@@ -1,13 +1,14 @@
 """Plans a step: cuts the batch into tasks, splits what would keep one thread busy alone, heaviest first.
 
-Knows nothing about bytes: a plan is arrays of integers, worked out once for each shape of layer and used by all layers of
-that shape. Tasks may be cut in any way without changing a result (see kernel.py), so the cut is free to follow the
+Knows nothing about bytes: a plan is arrays of integers, worked out once for each shape of layer and used by all layers
+of that shape. Tasks may be cut in any way without changing a result (see kernel.py), so the cut is free to follow the
 number of threads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +93,10 @@ def make_tasks(batch: AttentionBatch, kv_heads: int, group: int, window: int | N
     """Cut the batch into tasks of at most TILE_ROWS query rows and, where tasks are few, into ranges of keys."""
     start = batch.query_start.astype(np.int64)
     counts = np.diff(start)
-    tiles = -(-counts * group // TILE_ROWS)
-    height = -(-(-(-counts * group // np.maximum(tiles, 1))) // MANY_ROWS) * MANY_ROWS
-    tiles = -(-counts * group // height)
+    rows = counts * group
+    even = -(-rows // -(-rows // TILE_ROWS))  # as many rows for each tile of a sequence
+    height = -(-even // MANY_ROWS) * MANY_ROWS
+    tiles = -(-rows // height)
     sequence = np.repeat(np.arange(len(counts)), tiles)
     number = np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
 
@@ -103,7 +105,7 @@ def make_tasks(batch: AttentionBatch, kv_heads: int, group: int, window: int | N
     tasks[:, 1] = position = (batch.kv_length - counts)[sequence]
     tasks[:, 2] = batch.rows[sequence]
     tasks[:, 3] = row = number * height[sequence]
-    tasks[:, 4] = row_end = np.minimum(row + height[sequence], (counts * group)[sequence])
+    tasks[:, 4] = row_end = np.minimum(row + height[sequence], rows[sequence])
     tasks[:, 5] = np.maximum(position + row // group + 1 - (NO_WINDOW if window is None else window), 0)
     tasks[:, 6] = position + (row_end - 1) // group + 1
     tasks[:, 7] = -1
@@ -126,7 +128,7 @@ def _split(tasks: NDArray[np.int64], cost: NDArray[np.int64], kv_heads: int, thr
         merges.append(merge)
         rows = int(task[4] - task[3]) * kv_heads
         bounds = np.linspace(0, chunks, int(pieces[at]) + 1).astype(np.int64)
-        for begin, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, stop in pairwise(bounds):
             part = task.copy()
             part[5] = max(task[5], (first[at] + begin) * CHUNK)
             part[6] = min(task[6], (first[at] + stop) * CHUNK)

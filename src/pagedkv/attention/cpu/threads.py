@@ -1,9 +1,9 @@
 """Runs a compiled C function on the OpenMP threads that torch itself uses.
 
-Two OpenMP runtimes in one process spin against each other. Numba's own OpenMP layer binds to whatever libgomp its wheel names,
-which need not be the one that torch brought (for numba 0.68 and torch 2.13 from PyPI it is not), so it is not used: the very
-library that torch computes with is found and its entry point `GOMP_parallel` called, which libgomp, libomp and
-Intel's runtime all export. Where there is none, kernels run on the calling thread alone, with a warning.
+Two OpenMP runtimes in one process spin against each other. Numba's own OpenMP layer binds to whatever libgomp its wheel
+names, which need not be the one that torch brought (for numba 0.68 and torch 2.13 from PyPI it is not), so it is not
+used: the very library that torch computes with is found and its entry point `GOMP_parallel` called, which libgomp,
+libomp and Intel's runtime all export. Where there is none, kernels run on the calling thread alone, with a warning.
 """
 
 from __future__ import annotations

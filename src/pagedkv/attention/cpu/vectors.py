@@ -1,9 +1,9 @@
 """Vectors of 16 lanes as values of Numba code: loads, stores, arithmetic, exp2 and tanh.
 
-Numba's extension API lets a type's data model be any LLVM type; here it is `<16 x float>`, one AVX-512 register, which LLVM
-splits into two or four registers where the CPU's are narrower. No fast-math flag is set anywhere: every function is
-exactly the IEEE operations written here, in this order, so one row's result cannot depend on what it was
-computed together with.
+Numba's extension API lets a type's data model be any LLVM type; here it is `<16 x float>`, one AVX-512 register, which
+LLVM splits into two or four registers where the CPU's are narrower. No fast-math flag is set anywhere: every function
+is exactly the IEEE operations written here, in this order, so one row's result cannot depend on what it was computed
+together with.
 
 Pointers are Numba's `CPointer`: to float32, or to uint16 for bfloat16 bits. Indices count elements. Knows nothing about
 attention.
@@ -19,7 +19,8 @@ import llvmlite.ir as ir
 import numpy as np
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import models, overload, register_model
 
 LANES = 16
 
@@ -32,8 +33,26 @@ F32_LANES = ir.VectorType(_F32, LANES)
 I32_LANES = ir.VectorType(_I32, LANES)
 I16_LANES = ir.VectorType(_I16, LANES)
 
-F32_POINTER = types.CPointer(types.float32)
-BF16_POINTER = types.CPointer(types.uint16)
+
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Numba's decorator, typed as compiled code sees the result: without the typing context that the source takes."""
+    result: Callable[..., Any] = numba_intrinsic(function)
+    return result
+
+
+def literal_intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, with literal arguments kept literal."""
+    result: Callable[..., Any] = numba_intrinsic(prefer_literal=True)(function)
+    return result
+
+
+def pointer_type(element: types.Type) -> types.Type:
+    """The type of pointers to `element`."""
+    return types.CPointer(element)
+
+
+F32_POINTER = pointer_type(types.float32)
+BF16_POINTER = pointer_type(types.uint16)
 """Points to bfloat16 elements, whose bits are handled as uint16."""
 
 NEG_INF = np.float32(-np.inf)
@@ -104,7 +123,7 @@ def round_bf16_value(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 # --- loads, stores, addresses ---------------------------------------------------------------------------------------
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def pointer_to(typing: Any, address: Any, bf16: Any) -> Any:
     """The bfloat16 (if the literal `bf16` is true) or float32 pointer with this address."""
     kind, element = (BF16_POINTER, _I16) if bf16.literal_value else (F32_POINTER, _F32)
@@ -114,14 +133,14 @@ def pointer_to(typing: Any, address: Any, bf16: Any) -> Any:
 @intrinsic
 def pointer_i32(typing: Any, address: Any) -> Any:
     """The int32 pointer with this address."""
-    return types.CPointer(types.int32)(types.int64), lambda ctx, b, sig, args: b.inttoptr(args[0], _I32.as_pointer())
+    return pointer_type(types.int32)(types.int64), lambda ctx, b, sig, args: b.inttoptr(args[0], _I32.as_pointer())
 
 
 @intrinsic
 def pointer_i64(typing: Any, address: Any) -> Any:
     """The int64 pointer with this address."""
     kind = ir.IntType(64).as_pointer()
-    return types.CPointer(types.int64)(types.int64), lambda ctx, b, sig, args: b.inttoptr(args[0], kind)
+    return pointer_type(types.int64)(types.int64), lambda ctx, b, sig, args: b.inttoptr(args[0], kind)
 
 
 @intrinsic
@@ -137,17 +156,20 @@ def take_ticket(typing: Any, counter: Any) -> Any:
     def generate(ctx: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         return b.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
 
-    return types.int64(types.CPointer(types.int64)), generate
+    return types.int64(pointer_type(types.int64)), generate
 
 
 @intrinsic
-def prefetch(typing: Any, pointer: Any, index: Any) -> Any:
-    """Ask for the cache line of an element; any address is allowed."""
+def prefetch_pair(typing: Any, pointer: Any, index: Any) -> Any:
+    """Ask for the cache lines of 32 consecutive elements; any address is allowed."""
+    lines = 2 if pointer == F32_POINTER else 1
 
     def generate(ctx: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        address = b.bitcast(b.gep(args[0], [args[1]]), _I8.as_pointer())
         hints = [ir.Constant(_I32, hint) for hint in (0, 3, 1)]  # read, keep in all caches, data
-        call_llvm(b, "llvm.prefetch.p0", ir.VoidType(), [address, *hints])
+        for line in range(lines):
+            place = b.add(args[1], ir.Constant(ir.IntType(64), line * LANES))
+            address = b.bitcast(b.gep(args[0], [place]), _I8.as_pointer())
+            call_llvm(b, "llvm.prefetch.p0", ir.VoidType(), [address, *hints])
         return ctx.get_dummy_value()
 
     return types.void(pointer, types.int64), generate
@@ -206,6 +228,17 @@ def maximum(typing: Any, x: Any, y: Any) -> Any:
 def minimum(typing: Any, x: Any, y: Any) -> Any:
     """Lane by lane x where x < y, else y."""
     return lanes(lanes, lanes), lambda ctx, b, sig, args: b.select(b.fcmp_ordered("<", *args), *args)
+
+
+@intrinsic
+def finite_shift(typing: Any, x: Any) -> Any:
+    """-x where x > -inf, else 0: what to add to scores whose maximum is x."""
+
+    def generate(ctx: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        empty = b.fcmp_ordered("==", args[0], constant(F32_LANES, float("-inf")))
+        return b.select(empty, constant(F32_LANES, 0.0), b.fsub(constant(F32_LANES, 0.0), args[0]))
+
+    return lanes(lanes), generate
 
 
 @intrinsic
@@ -301,18 +334,16 @@ def _zero_below(typing: Any, x: Any, test: Any) -> Any:
 
 @njit(error_model="numpy", forceinline=True)
 def exp2(x: Any) -> Any:
-    """2**x for x <= 126, within 2 units in the last place; exactly 1 at 0, exactly 0 below -125 (and at -inf).
+    """2**x for x <= 126 within 2e-7 (relative); exactly 1 at 0, exactly 0 below -125 (and at -inf).
 
-    x = n + f with n the nearest integer; 2**f is its Taylor polynomial of degree 7 (remainder below 6e-9 for |f| <= 1/2).
+    x = n + f with n the nearest integer; 2**f is the minimax polynomial of degree 5 on |f| <= 1/2 that is 1 at 0.
     """
     shifted = x + splat(np.float32(_ROUND_TO_INT))
     f = x - (shifted - splat(np.float32(_ROUND_TO_INT)))
-    y = fma(splat(np.float32(1.5252734e-5)), f, splat(np.float32(1.5403530e-4)))
-    y = fma(y, f, splat(np.float32(1.3333558e-3)))
-    y = fma(y, f, splat(np.float32(9.6181291e-3)))
-    y = fma(y, f, splat(np.float32(5.5504109e-2)))
-    y = fma(y, f, splat(np.float32(2.4022651e-1)))
-    y = fma(y, f, splat(np.float32(6.9314718e-1)))
+    y = fma(splat(np.float32(1.326472725e-3)), f, splat(np.float32(9.671512688e-3)))
+    y = fma(y, f, splat(np.float32(5.550733744e-2)))
+    y = fma(y, f, splat(np.float32(2.402224208e-1)))
+    y = fma(y, f, splat(np.float32(6.931469776e-1)))
     y = fma(y, f, splat(np.float32(1.0)))
     return _zero_below(_scale_by_power(y, shifted), x)
 
