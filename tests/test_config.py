@@ -171,7 +171,7 @@ def test_source_of_an_unknown_key_is_an_error() -> None:
         ("max_batch_size", True, "a number"),
         ("max_batch_size", 2.5, "a whole number"),
         ("max_batch_size", "many", "a whole number"),
-        ("max_num_tokens", 0, "at least 1"),
+        ("max_num_tokens", 1, "at least 2"),
         ("max_seq_len", 0, "at least 1"),
         ("max_queue_size", 0, "at least 1"),
         ("model", 3, "a text"),

@@ -56,6 +56,15 @@ def oracle(
     return ids, p
 
 
+class Fixed(SamplerState):
+    def __init__(self, params: SamplingParams, uniform: float) -> None:
+        super().__init__(params)
+        self.uniform = uniform
+
+    def draw(self) -> float:
+        return self.uniform
+
+
 options = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.0, 0.05, 0.7, 1.0, 3.0]),
@@ -184,7 +193,10 @@ def test_a_fork_shares_nothing_with_its_parent() -> None:
         child.record(2)
     assert one([3.0, 3.0, 2.0], parent) == 0
     assert one([3.0, 3.0, 2.0], child) == 1
-    assert parent.seen()[0].tolist() == [1]
+    child.record(1)
+    parent.record(0)
+    assert [a.tolist() for a in parent.seen()] == [[1, 0], [1, 1]]
+    assert [a.tolist() for a in child.seen()] == [[1, 0, 2], [2, 20, 20]]
 
 
 def test_forks_of_one_seed_draw_apart_and_repeat() -> None:
@@ -235,18 +247,23 @@ def test_a_huge_temperature_never_takes_a_banned_token() -> None:
 @pytest.mark.parametrize("chosen", [{}, {"top_k": 2}, {"top_p": 0.99}, {"min_p": 0.01}, {"top_k": 400}])
 @pytest.mark.parametrize("vocab", [5, 256, 700])
 @pytest.mark.parametrize("uniform", [0.0, 1.0 - 2.0**-53, 1.0])
+@pytest.mark.parametrize("at_end", [False, True])
 def test_the_ends_of_the_unit_interval_never_take_a_removed_token(
-    chosen: dict[str, float], vocab: int, uniform: float
+    chosen: dict[str, float], vocab: int, uniform: float, at_end: bool
 ) -> None:
-    class Fixed(SamplerState):
-        def draw(self) -> float:
-            return uniform
-
     logits = np.full(vocab, -INF, dtype=np.float32)
-    logits[[2, 3]] = 1.0, 1.5
-    first, last = (3, 2) if SamplingParams(**chosen).has_filter else (2, 3)  # type: ignore[arg-type]
-    state = Fixed(SamplingParams(**chosen))  # type: ignore[arg-type]
-    assert one(logits, state) == (first if uniform == 0.0 else last)
+    low, high = (vocab - 2, vocab - 1) if at_end else (2, 3)
+    logits[[low, high]] = 1.0, 1.5
+    params = SamplingParams(**chosen)  # type: ignore[arg-type]
+    first, last = (high, low) if params.has_filter else (low, high)
+    assert one(logits, Fixed(params, uniform)) == (first if uniform == 0.0 else last)
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.5, 0.7, 0.95])
+def test_top_p_is_a_fraction_of_what_min_p_leaves_however_wide(top_p: float) -> None:
+    logits = np.concatenate((np.linspace(0.0, -0.1, 300), np.full(700, -3.0))).astype(np.float32)
+    params = SamplingParams(min_p=0.1, top_p=top_p)
+    assert one(logits, Fixed(params, 1.0)) == oracle(logits, params, [], [])[0][-1]
 
 
 @pytest.mark.parametrize("vocab", [6, 900])

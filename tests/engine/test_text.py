@@ -138,7 +138,29 @@ def test_the_window_holds_back_cut_characters_too(text: list[str], sizes: list[i
     assert not any("\ufffd" in part for part in parts)
 
 
-def test_a_transformers_tokenizer_is_decoded_without_clean_up() -> None:
+def test_special_tokens_never_push_the_context_out_of_the_window() -> None:
+    detokenizer = Detokenizer(sentencepiece(WORDPIECE))
+    ids = [word("a"), *[word("</s>")] * 10, word("bc")]
+    assert TextStream(detokenizer, SamplingParams()).append(ids) == detokenizer.decode(ids) == "a bc"
+
+
+def test_clean_up_of_spaces_is_off() -> None:
+    """It would take back a space that has been sent, when punctuation follows."""
+
+    class Cleaning(Letters):
+        clean_up_tokenization_spaces = True
+
+        def decode(
+            self, token_ids: list[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = True
+        ) -> str:
+            text = super().decode(token_ids, skip_special_tokens)
+            return text.replace(" .", ".") if clean_up_tokenization_spaces else text
+
+    stream = TextStream(Detokenizer(Cleaning("a ", ".")), SamplingParams())
+    assert streamed(stream, [[0], [1]]) == ["a ", ".", ""]
+
+
+def test_a_transformers_tokenizer_is_decoded_by_pieces() -> None:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(
@@ -209,6 +231,15 @@ def test_a_text_that_continues_a_prompt_keeps_its_first_space(stages: list) -> N
 def test_a_text_that_begins_loses_its_first_space(prompt: list[int]) -> None:
     stream = TextStream(Detokenizer(sentencepiece(LLAMA)), SamplingParams(), prompt)
     assert [stream.append([word("▁")]), stream.append([word("▁world")])] == ["", " world"]
+
+
+@pytest.mark.parametrize("stages", [LLAMA, METASPACE])
+def test_an_id_outside_the_vocabulary_is_no_text_and_begins_none(stages: list) -> None:
+    """Models have more logits than their tokenizer has tokens."""
+    detokenizer = Detokenizer(sentencepiece(stages))
+    for ids in ([9999, word("▁world")], [word("▁world"), 9999, word("▁world")]):
+        assert TextStream(detokenizer, SamplingParams()).append(ids) == detokenizer.decode(ids)
+    assert TextStream(detokenizer, SamplingParams(), [9999]).append([word("▁world")]) == "world"
 
 
 def stops(*strings: str, include: bool = False) -> SamplingParams:

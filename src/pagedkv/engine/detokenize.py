@@ -72,8 +72,10 @@ class Detokenizer:
         space stays: decode(prompt) + text = decode(prompt + output).
         """
         skipped = self._special if skip_special_tokens else frozenset()
-        if self._pieces is not None:
-            return _PieceDecoder(self._pieces, skipped, any(i not in skipped for i in reversed(prompt_token_ids)))
+        pieces = self._pieces
+        if pieces is not None:
+            continues = any(i not in skipped and pieces.first(i) is not None for i in reversed(prompt_token_ids))
+            return _PieceDecoder(pieces, skipped, continues)
         context: list[int] = []
         for token_id in reversed(prompt_token_ids):
             if len(context) == CONTEXT_TOKENS:
@@ -120,13 +122,13 @@ class _Pieces:
             return None  # another kind of tokenizer
         return _Pieces(backend, *form) if form else None
 
-    def first(self, token_id: int) -> bytes:
-        """The bytes of the token that begins a text; ids outside the vocabulary have none."""
+    def first(self, token_id: int) -> bytes | None:
+        """The bytes of the token that begins a text; None for an id outside the vocabulary, which cannot."""
         token = self._token(token_id)
-        return b"" if token is None else self._convert(token, True)
+        return None if token is None else self._convert(token, True)
 
     def inner(self, token_id: int) -> bytes:
-        """The bytes of any other token."""
+        """The bytes of any other token; ids outside the vocabulary have none."""
         piece = self._known.get(token_id)
         if piece is None:
             token = self._token(token_id)
@@ -204,6 +206,8 @@ class _PieceDecoder:
         if token_id in self._skipped:
             return ""
         piece = self._pieces.first(token_id) if self._first else self._pieces.inner(token_id)
+        if piece is None:
+            return ""
         self._first = False
         return self._stripped(self._utf8.decode(piece))
 

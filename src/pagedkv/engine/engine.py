@@ -27,7 +27,7 @@ from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.sampler import SamplerState, sample
 from pagedkv.engine.scheduler import Scheduler
 from pagedkv.engine.text import TextStream
-from pagedkv.errors import InvalidRequestError
+from pagedkv.errors import ConfigError, InvalidRequestError
 from pagedkv.models.load import load_model
 from pagedkv.models.loaded import LoadedModel
 from pagedkv.store.pages import PageStore
@@ -62,7 +62,7 @@ class Engine:
         self.model = model
         self.max_seq_len = self.config.max_seq_len or model.spec.max_seq_len
         if self.max_seq_len > model.spec.max_seq_len:
-            raise InvalidRequestError(
+            raise ConfigError(
                 f"max_seq_len is {self.max_seq_len}; model {model.name!r} was made for {model.spec.max_seq_len}"
             )
         self.store = _make_store(model, self.config, self.max_seq_len)
@@ -164,6 +164,12 @@ class Engine:
             else:
                 outputs.append(self._deliver(live, token))
         return outputs
+
+    def warm_up(self) -> None:
+        """Run a tiny request, so that kernels are compiled before the first real one comes."""
+        name = self.add_request([0], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+        while name in self._live:
+            self.step()
 
     def stats(self) -> EngineStats:
         """Counters, and where the pages are now."""

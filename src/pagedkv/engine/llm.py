@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pagedkv.config import EngineConfig
+from pagedkv.engine.chat import Message, chat_tokens
 from pagedkv.engine.engine import Allocator, Engine
 from pagedkv.engine.outputs import RequestOutput, StepOutput
 from pagedkv.engine.params import SamplingParams
-from pagedkv.errors import InvalidRequestError, QueueFullError
+from pagedkv.errors import ConfigError, InvalidRequestError, QueueFullError
 
 Prompt: TypeAlias = "str | Sequence[int]"
-Message: TypeAlias = Mapping[str, str]
 
 _SHORT_NAMES = {
     "kv_memory": "kv_cache_config.max_memory",
@@ -46,6 +46,7 @@ class LLM:
 
     Args:
         model: None for the embedded default model; a folder, a GGUF file or a Hugging Face id.
+        config: all settings at once, instead of `model` and `settings`.
         report: called with a line before anything that takes long.
         allocator: "paged", or "contiguous" to compare with.
         settings: any setting of `EngineConfig` (nested ones by their own short name, such as `kv_memory="256MiB"` or
@@ -57,12 +58,16 @@ class LLM:
         self,
         model: str | None = None,
         *,
+        config: EngineConfig | None = None,
         report: Callable[[str], None] | None = None,
         allocator: Allocator = "paged",
         **settings: Any,
     ) -> None:
-        flags = {_SHORT_NAMES.get(name, name): value for name, value in settings.items()}
-        config = EngineConfig.load(overrides={"model": model, **flags}, environ=os.environ)
+        if config is None:
+            flags = {_SHORT_NAMES.get(name, name): value for name, value in settings.items()}
+            config = EngineConfig.load(overrides={"model": model, **flags}, environ=os.environ)
+        elif model is not None or settings:
+            raise ConfigError(f"give either config or settings, not both: {', '.join(settings) or 'model'}")
         self.engine = Engine.from_config(config, allocator=allocator, report=report)
 
     @property
@@ -121,7 +126,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several. Messages are {"role": ..., "content": ...}."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate([self.chat_tokens(each) for each in conversations], params, on_step=on_step)  # type: ignore[arg-type]
+        return self.generate([chat_tokens(self.tokenizer, each) for each in conversations], params, on_step=on_step)  # type: ignore[arg-type]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepOutput]:
         """Continue one prompt, piece by piece. Leaving the loop early ends the request."""
@@ -135,13 +140,6 @@ class LLM:
                             return
         finally:
             self.engine.abort(request_id)
-
-    def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation in the model's chat format, ready for the answer."""
-        encoded = self.tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-        )
-        return list(encoded["input_ids"])
 
     def _fill_queue(self, batch: list[Prompt], params: Sequence[SamplingParams], place: dict[str, int]) -> None:
         """Submit prompts until all are in or the queue is full."""

@@ -1,0 +1,152 @@
+"""The command line: parse, call, print. What takes time to import is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+    from rich.console import Console
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"the command line needs {missing.name!r}; install it with: pip install 'pagedkv[cli,engine]'"
+    ) from None
+
+from pagedkv.errors import PagedKVError
+
+app = typer.Typer(
+    help="A paged KV cache for LLM inference: many requests in a fixed memory budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[
+    str | None,
+    typer.Option(help="Folder, GGUF file or Hugging Face id; SmolLM2-135M-Instruct if not given."),
+]
+KVMemory = Annotated[str | None, typer.Option(help="Bytes for keys and values, such as 256MiB.")]
+MaxSeqLen = Annotated[int | None, typer.Option(help="Longest prompt and answer together, in tokens.")]
+PageSize = Annotated[int | None, typer.Option(help="Tokens per page, a multiple of 16.")]
+KVDtype = Annotated[str | None, typer.Option(help="Element type of keys and values: bfloat16 or float32.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; options here go before it.")]
+
+
+@app.callback()
+def _commands() -> None:
+    """A paged KV cache for LLM inference."""
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
+    model: Model = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 picks the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens with this much mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many likeliest tokens; 0 for all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be given several times.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
+    kv_memory: KVMemory = None,
+    kv_dtype: KVDtype = None,
+    max_seq_len: MaxSeqLen = None,
+    page_size: PageSize = None,
+    config: ConfigFile = None,
+) -> None:
+    """Answer one prompt; the text appears as it is generated."""
+    with _errors_as_sentences():
+        settings = _settings(config, model, kv_memory, kv_dtype, max_seq_len, page_size)
+        from pagedkv.engine.chat import chat_tokens
+        from pagedkv.engine.llm import LLM
+        from pagedkv.engine.params import SamplingParams
+
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
+        )
+        llm = LLM(config=settings, report=_report)
+        tokens = prompt if raw else chat_tokens(llm.tokenizer, [{"role": "user", "content": prompt}])
+        for piece in llm.stream(tokens, params):
+            print(piece.text, end="", flush=True)
+        print()
+        if piece.result is not None and piece.result.error:
+            raise PagedKVError(piece.result.error)
+
+
+@app.command()
+def demo(
+    requests: Annotated[int, typer.Option(min=1, help="How many chats.")] = 64,
+    kv_memory: KVMemory = "256MiB",
+    kv_dtype: KVDtype = None,
+    max_seq_len: MaxSeqLen = 2048,
+    page_size: PageSize = None,
+    model: Model = None,
+    seed: Annotated[int, typer.Option(help="Another seed makes other chats.")] = 0,
+    config: ConfigFile = None,
+) -> None:
+    """Answer many chats out of one small page pool, and compare with contiguous reservation."""
+    with _errors_as_sentences():
+        settings = _settings(config, model, kv_memory, kv_dtype, max_seq_len, page_size)
+        from pagedkv.demo.demo import run_demo
+
+        result = run_demo(Console(), settings, requests, seed)
+        if result.paged.errors or result.contiguous.errors:
+            raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of the command `pagedkv`."""
+    app()
+
+
+def _settings(
+    config: Path | None,
+    model: str | None,
+    kv_memory: str | None,
+    kv_dtype: str | None,
+    max_seq_len: int | None,
+    page_size: int | None,
+) -> Any:
+    """The settings of flags, environment and file."""
+    from pagedkv.config import EngineConfig
+
+    flags = {
+        "model": model,
+        "max_seq_len": max_seq_len,
+        "kv_cache_config.max_memory": kv_memory,
+        "kv_cache_config.dtype": kv_dtype,
+        "kv_cache_config.tokens_per_block": page_size,
+    }
+    return EngineConfig.load(config, flags, os.environ)
+
+
+def _report(line: str) -> None:
+    """Say on stderr what takes a while; stdout is for the answer."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _errors_as_sentences() -> Iterator[None]:
+    """Our own errors end a command with one sentence and exit code 1, Ctrl-C with 130; neither with a stack trace."""
+    try:
+        yield
+    except PagedKVError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.startswith("pagedkv"):
+            raise
+        print(f"error: {missing.name!r} is not installed; pip install 'pagedkv[cli,engine]'", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+if __name__ == "__main__":
+    main()

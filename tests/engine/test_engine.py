@@ -1,0 +1,254 @@
+"""Engine and LLM on a model without weights: delivery, ends, errors, aborts, interrupts."""
+
+from __future__ import annotations
+
+import pytest
+from fake_model import EOS, VOCAB, FakeModel, expected_text
+
+from pagedkv.cache import check
+from pagedkv.config import EngineConfig
+from pagedkv.engine.engine import Engine
+from pagedkv.engine.llm import LLM
+from pagedkv.engine.params import SamplingParams
+from pagedkv.engine.request import FinishReason
+from pagedkv.errors import ConfigError, InvalidRequestError, NeverFitsError, OutOfMemoryBudgetError, QueueFullError
+
+
+def make_engine(model: FakeModel | None = None, pages: int = 8, max_seq_len: int = 96, **settings) -> Engine:
+    config = EngineConfig(max_seq_len=max_seq_len, kv_cache_config={"max_tokens": pages * 16}, **settings)
+    return Engine(model or FakeModel(), config)
+
+
+def greedy(max_tokens: int = 5, **kw) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **kw)
+
+
+def drain(engine: Engine) -> dict:
+    """Step to the end, audited; returns (streamed text, result) by request id."""
+    streamed, results = {}, {}
+    while engine.has_unfinished:
+        for piece in engine.step():
+            streamed[piece.request_id] = streamed.get(piece.request_id, "") + piece.text
+            if piece.result:
+                assert piece.request_id not in results, "two terminal events"
+                results[piece.request_id] = piece.result
+        check(engine.manager)
+    assert engine.manager.usage().used == 0
+    return {name: (streamed[name], result) for name, result in results.items()}
+
+
+class TestDelivery:
+    def test_text_streams_and_the_result_is_the_same(self):
+        engine = make_engine()
+        a, b = engine.add_request("hello", greedy(5)), engine.add_request("worlds", greedy(3))
+        out = drain(engine)
+        for name, prompt, count in ((a, "hello", 5), (b, "worlds", 3)):
+            text, result = out[name]
+            assert text == result.outputs[0].text == expected_text(prompt, count)
+            assert result.outputs[0].finish_reason is FinishReason.LENGTH
+            assert (result.prompt, result.prompt_token_ids) == (prompt, list(prompt.encode()))
+
+    def test_the_end_of_sequence_ends_the_text_and_is_not_in_it(self):
+        engine = make_engine(FakeModel(script={6: EOS}))
+        name = engine.add_request("hello", greedy(9))
+        text, result = drain(engine)[name]
+        assert text == expected_text("hello", 2)
+        assert (result.outputs[0].finish_reason, result.outputs[0].token_ids[-1]) == (FinishReason.STOP, EOS)
+
+    def test_ignore_eos_goes_on(self):
+        engine = make_engine(FakeModel(script={6: EOS}))
+        name = engine.add_request("hello", greedy(9, ignore_eos=True))
+        assert len(drain(engine)[name][1].outputs[0].token_ids) == 9
+
+    def test_a_stop_token_is_named_as_the_reason(self):
+        engine = make_engine(FakeModel(script={6: ord("!")}))
+        name = engine.add_request("hello", greedy(9, stop_token_ids=[ord("!")]))
+        _, result = drain(engine)[name]
+        assert (result.outputs[0].finish_reason, result.outputs[0].stop_reason) == (FinishReason.STOP, ord("!"))
+
+    def test_failure_117_a_stop_text_over_two_tokens_never_shows_and_frees_the_pages_at_that_step(self):
+        """Failure 117 (vllm-project/vllm#55483)."""
+        engine = make_engine(FakeModel(script={4: ord("a"), 5: ord("b"), 6: ord("c"), 7: ord("d")}))
+        name = engine.add_request("hello", greedy(9, stop="bc"))
+        pieces = []
+        while engine.has_unfinished:
+            pieces += engine.step()
+        assert "".join(piece.text for piece in pieces) == "a"
+        assert pieces[-1].result.outputs[0].stop_reason == "bc"
+        assert engine.manager.usage().used == 0
+        assert name == pieces[-1].request_id
+
+    def test_a_character_cut_by_max_tokens_is_a_replacement_character_streamed_and_whole(self):
+        script = dict(enumerate("é".encode(), start=4))
+        engine = make_engine(FakeModel(script=script))
+        name = engine.add_request("hello", greedy(1))
+        text, result = drain(engine)[name]
+        assert text == result.outputs[0].text == "\ufffd"
+
+    def test_a_cached_prompt_is_told_and_counted_once(self):
+        engine = make_engine()
+        prompt = "p" * 40
+        for expected in (0, 32):
+            name = engine.add_request(prompt, greedy(2))
+            assert drain(engine)[name][1].num_cached_tokens == expected
+        stats = engine.stats()
+        assert (stats.prompt_tokens, stats.cached_tokens) == (80, 32)
+
+
+class TestRefusal:
+    @pytest.mark.parametrize("prompt", ["", []])
+    def test_failure_110_an_empty_prompt_is_refused_and_the_engine_lives(self, prompt):
+        """Failure 110 (CVE-2024-8768)."""
+        engine = make_engine()
+        with pytest.raises(InvalidRequestError, match="empty"):
+            engine.add_request(prompt)
+        engine.add_request("x", greedy(1))
+        drain(engine)
+
+    @pytest.mark.parametrize("ids", [[-1], [VOCAB], [1.5], ["a"], [[1]]])
+    def test_failure_112_token_ids_outside_the_vocabulary_are_refused(self, ids):
+        """Failure 112 (sgl-project/sglang#28794): ids 0 and V - 1 work, -1 and V do not."""
+        engine = make_engine()
+        with pytest.raises(InvalidRequestError):
+            engine.add_request(ids)
+        engine.add_request([0, VOCAB - 1], greedy(1))
+        drain(engine)
+
+    def test_failure_119_the_id_of_a_live_request_is_refused_and_works_again_later(self):
+        """Failure 119 (vllm-project/vllm#10583)."""
+        engine = make_engine()
+        engine.add_request("a", greedy(2), request_id="x")
+        with pytest.raises(InvalidRequestError, match="'x' belongs to a request that has not ended"):
+            engine.add_request("b", greedy(2), request_id="x")
+        drain(engine)
+        engine.add_request("b", greedy(2), request_id="x")
+        assert drain(engine)["x"][0] == expected_text("b", 2)
+
+    def test_what_never_fits_is_refused_with_the_numbers(self):
+        engine = make_engine(pages=8, max_seq_len=96)
+        with pytest.raises(NeverFitsError, match=r"90 prompt tokens \+ max_tokens 7 = 97 tokens; max_seq_len is 96"):
+            engine.add_request("x" * 90, greedy(7))
+        assert not engine.has_unfinished
+
+    def test_a_full_queue_refuses(self):
+        engine = make_engine(max_queue_size=1)
+        engine.add_request("a")
+        with pytest.raises(QueueFullError):
+            engine.add_request("b")
+        assert len(engine._live) == 1
+
+    def test_a_budget_smaller_than_one_request_is_refused_at_the_start(self):
+        with pytest.raises(OutOfMemoryBudgetError, match="5 pages"):
+            make_engine(pages=5, max_seq_len=97)
+
+    def test_max_seq_len_beyond_the_model_is_refused(self):
+        with pytest.raises(ConfigError, match="max_seq_len is 5000; model 'fake' was made for 4096"):
+            make_engine(pages=400, max_seq_len=5000)
+
+
+class TestFaults:
+    def test_a_row_that_cannot_be_sampled_fails_alone(self):
+        def poison(tokens, logits):
+            logits[(logits[:, ord("z")] == 0).nonzero()[0][0]] = float("nan")
+
+        engine = make_engine()
+        a, b = engine.add_request("hello", greedy(3)), engine.add_request("other", greedy(3))
+        engine.model.fault = poison
+        first = engine.step()
+        engine.model.fault = None
+        assert [piece.request_id for piece in first if piece.finished] == [a]
+        assert first[0].result.outputs[0].finish_reason is FinishReason.ERROR
+        assert first[0].result.error
+        text, result = drain(engine)[b]
+        assert result.outputs[0].text == expected_text("other", 3)
+        assert result.outputs[0].text.endswith(text)
+
+    def test_a_failing_forward_ends_the_requests_of_its_step_and_the_engine_lives(self):
+        def fail(tokens, logits):
+            raise MemoryError("no room for activations")
+
+        engine = make_engine(max_batch_size=1)
+        a, b = engine.add_request("hello", greedy(3)), engine.add_request("other", greedy(3))
+        engine.model.fault = fail
+        (piece,) = engine.step()
+        engine.model.fault = None
+        assert (piece.request_id, piece.result.error) == (a, "MemoryError: no room for activations")
+        check(engine.manager)
+        assert drain(engine)[b][0] == expected_text("other", 3)
+
+    def test_an_interrupt_leaves_nothing_half_done(self):
+        def interrupt(tokens, logits):
+            raise KeyboardInterrupt
+
+        engine = make_engine()
+        engine.add_request("hello", greedy(3))
+        engine.model.fault = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        engine.model.fault = None
+        check(engine.manager)
+        assert not engine.has_unfinished
+        name = engine.add_request("again", greedy(3))
+        assert drain(engine)[name][0] == expected_text("again", 3)
+
+
+class TestAbort:
+    def test_in_every_state_and_twice(self):
+        engine = make_engine(max_batch_size=1, max_num_tokens=16)
+        running, waiting = engine.add_request("r" * 40, greedy(5)), engine.add_request("w", greedy(5))
+        engine.step()
+        for name in (waiting, running):
+            result = engine.abort(name)
+            assert result.outputs[0].finish_reason is FinishReason.ABORT
+            assert engine.abort(name) is None
+        assert engine.manager.usage().used == 0
+        assert engine.step() == []
+
+    def test_failure_60_gauges_are_right_without_a_further_step(self):
+        """Failure 60 (vllm-project/vllm#29928)."""
+        engine = make_engine()
+        names = [engine.add_request("hello", greedy(5)) for _ in range(3)]
+        engine.step()
+        for name in names:
+            engine.abort(name)
+        stats = engine.stats()
+        assert (stats.running, stats.waiting, stats.usage.used) == (0, 0, 0)
+
+
+class TestLLM:
+    @pytest.fixture
+    def llm(self):
+        llm = LLM.__new__(LLM)
+        llm.engine = make_engine(max_queue_size=2)
+        return llm
+
+    def test_failure_125_two_batches_on_one_engine_come_back_in_order(self, llm):
+        """Failure 125 (huggingface/transformers#45943); the batches are longer than the queue, too."""
+        for batch in (["one", "three", "five"], ["x", "yy", "zzz"]):
+            outputs = llm.generate(batch, [greedy(n) for n in (6, 1, 3)])
+            assert [o.outputs[0].text for o in outputs] == [
+                expected_text(p, n) for p, n in zip(batch, (6, 1, 3), strict=True)
+            ]
+
+    def test_one_prompt_as_text_or_as_ids(self, llm):
+        assert llm.generate("hi", greedy(2))[0].outputs[0].text == expected_text("hi", 2)
+        assert llm.generate([104, 105], greedy(2))[0].outputs[0].text == expected_text("hi", 2)
+
+    def test_a_wrong_prompt_ends_those_before_it(self, llm):
+        with pytest.raises(InvalidRequestError):
+            llm.generate(["fine", ""], greedy(2))
+        assert not llm.engine.has_unfinished
+
+    def test_as_many_params_as_prompts(self, llm):
+        with pytest.raises(InvalidRequestError, match="1 sampling params for 2 prompts"):
+            llm.generate(["a", "b"], [greedy()])
+
+    def test_leaving_a_stream_early_ends_the_request(self, llm):
+        stream = llm.stream("hello", greedy(50))
+        assert next(stream).text == expected_text("hello", 1)
+        stream.close()
+        assert not llm.engine.has_unfinished
+
+    def test_unknown_settings_are_refused_by_name(self):
+        with pytest.raises(ConfigError, match="max_batch_sise"):
+            LLM(max_batch_sise=3)
