@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 
 FOREIGN_IMPORTS = """
 import sys
@@ -19,7 +23,7 @@ print("foreign:", sorted(loaded - set(sys.stdlib_module_names) - {{"numpy", "pag
 
 def run(*arguments: str) -> str:
     """Run Python with these arguments; returns what it printed."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -43,3 +47,33 @@ def test_embed_allocator_needs_numpy_only() -> None:
 
 def test_importing_the_allocator_loads_neither_torch_nor_pydantic() -> None:
     assert run("-c", FOREIGN_IMPORTS.format(program="import pagedkv.cache")).splitlines()[-1] == "foreign: []"
+
+
+@pytest.mark.model
+def test_generate_answers_every_prompt() -> None:
+    printed = run(str(EXAMPLES / "generate.py"))
+    assert "'The capital of France is' -> ' Paris" in printed
+    assert printed.count(" -> ") == 3
+
+
+@pytest.mark.model
+def test_drive_engine_by_hand() -> None:
+    printed = run(str(EXAMPLES / "drive_engine.py"))
+    assert re.search(r"story, given up after \d+ tokens", printed)
+    assert "fjord: '" in printed
+    assert "glacier: '" in printed
+    assert "pages: 0 used" in printed
+
+
+def readme_blocks() -> list[str]:
+    """The README's Python."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_readme_shows_how_to_embed_the_allocator() -> None:
+    run("-c", readme_blocks()[0])
+
+
+@pytest.mark.model
+def test_the_readme_shows_how_to_generate() -> None:
+    assert "Paris" in run("-c", readme_blocks()[1])

@@ -211,6 +211,10 @@ def test_special_tokens_inside_a_character_do_not_cut_it() -> None:
     assert stream.append([0xF0, 0x9F, EOS, 0x98, 0x80]) == "😀"
 
 
+def test_an_added_token_stands_for_its_own_text() -> None:
+    assert TextStream(BYTE_LEVEL, SamplingParams()).append([97, TOOL]) == "a<tool é▁ >"
+
+
 def test_special_tokens_show_when_asked_for() -> None:
     assert TextStream(BYTE_LEVEL, SamplingParams(skip_special_tokens=False)).append([97, EOS]) == "a<|eos|>"
     letters = Letters("a", "<s>", special=[1])
