@@ -112,12 +112,15 @@ class CpuBackend:
 
         Raises:
             ConfigError: if the query is neither bfloat16 nor float32.
-            InvalidRequestError: if its shape is wrong, or the table names a page outside the page tensors.
+            InvalidRequestError: if its shape is wrong, the table names a page outside the page tensors, or the scale is
+                not positive.
         """
         layer, page_size = pages.spec, page_size_of(pages)
         _check_shape("query", query, (plan.tokens, layer.query_heads, layer.key_dim))
         if query.dtype not in DTYPES:
             raise ConfigError(f"query dtype is {query.dtype}; the CPU kernel takes torch.bfloat16 or torch.float32")
+        if not options.scale > 0.0:
+            raise InvalidRequestError(f"the scale of the scores is {options.scale}; it must be positive")
         plan.check_pages(pages.key.shape[0], page_size, options.window)
         tasks = plan.tasks(layer.kv_heads, layer.query_heads // layer.kv_heads, options.window)
         query = _readable(query)
@@ -147,7 +150,7 @@ class CpuBackend:
             ("key_dim", layer.key_dim),
             ("value_dim", layer.value_dim),
             ("page_size", page_size),
-            ("window", NO_WINDOW if options.window is None else options.window),
+            ("window", NO_WINDOW if options.window is None else min(options.window, NO_WINDOW)),
             ("scale", options.scale),
             ("softcap", options.softcap or 0.0),
         ):
