@@ -100,6 +100,7 @@ def config_then_model(model_type: str, changes: dict) -> None:
         ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "it has conv layers"),
         ("qwen3_next", {"layer_types": ["linear_attention", "full_attention", "full_attention"]}, "linear_attention"),
         ("llama4_text", {"attention_chunk_size": 8, "head_dim": 8}, "chunked attention"),
+        ("bert", {"num_key_value_heads": 4}, r"in layer 0 \(BertSelfAttention\) tokens see later ones"),
         ("t5", {}, "encoder-decoder"),
         ("whisper", {}, "encoder-decoder"),
     ],
@@ -113,8 +114,15 @@ def test_refuses_chunks_that_only_the_mask_knows(monkeypatch):
     model = tiny("llama")
     model.config.attention_chunk_size = 8
     monkeypatch.setattr(modeling_llama, "create_causal_mask", create_chunked_causal_mask)
-    with pytest.raises(UnsupportedModelError, match="chunks of 8 tokens"):
+    with pytest.raises(UnsupportedModelError, match=r"in layer 0 \(LlamaAttention\) tokens see chunks of 8 tokens"):
         prepare(model, "chunked")
+
+
+def test_a_mask_that_no_layer_uses_is_no_reason_to_refuse():
+    """Qwen2-MoE makes a mask of window 0 for windowed layers even where it has none."""
+    changes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "use_sliding_window": False}
+    spec, _ = prepare(tiny("qwen2_moe", **changes), "qwen2_moe")
+    assert {layer.window for layer in spec.layers} == {None}
 
 
 def test_refuses_a_layer_that_attends_twice():

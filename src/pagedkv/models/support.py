@@ -36,7 +36,6 @@ class _Call:
     """One call of the attention function during the probe."""
 
     index: int
-    module: str
     layer: LayerSpec
     options: AttentionOptions
 
@@ -51,16 +50,20 @@ class _Probe:
 
     name: str
     calls: list[_Call] = field(default_factory=list)
-    masks: dict[int, int | None] = field(default_factory=dict)  # storage address of a mask -> its window
+    masks: dict[int, int | str | None] = field(default_factory=dict)  # storage address -> window, or why none
     kept: list[torch.Tensor] = field(default_factory=list)  # keeps the addresses from being used again
 
     def mask(self, *args: Any, **given: Any) -> torch.Tensor:
         """A mask whose only use is to be recognised when it arrives at a layer."""
         device = given.get("device", "cpu")
-        window = self._window_of_rule(given.get("mask_function"), given.get("local_size"))
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
         self.kept.append(mask)
-        self.masks[mask.untyped_storage().data_ptr()] = window
+        rule, size = given.get("mask_function"), given.get("local_size")
+        self.masks[mask.untyped_storage().data_ptr()] = (
+            "it lives under a mask without a rule to check (too old a transformers?)"
+            if rule is None
+            else _window(rule, size)
+        )
         return mask
 
     def attend(
@@ -93,7 +96,6 @@ class _Probe:
         self.calls.append(
             _Call(
                 index=index,
-                module=kind,
                 layer=LayerSpec(heads, key.shape[1], key.shape[3], value.shape[3], window),
                 options=AttentionOptions(
                     scale=float(scaling if scaling is not None else query.shape[3] ** -0.5),
@@ -119,29 +121,34 @@ class _Probe:
         address = mask.untyped_storage().data_ptr() if isinstance(mask, torch.Tensor) else None
         if address not in self.masks:
             raise self.refusal(f"a mask of its own making reaches layer {index} ({kind})")
-        return self.masks[address]
+        window = self.masks[address]
+        if isinstance(window, str):  # only now: models also make masks that none of their layers uses
+            raise self.refusal(f"in layer {index} ({kind}) {window}")
+        return window
 
-    def _window_of_rule(self, rule: Callable[..., Any] | None, size: Any) -> int | None:
-        """Read a mask rule (sequence, head, query, key -> visible?) by asking it about positions around its edges."""
-        if rule is None:
-            raise self.refusal("transformers gives no mask rule to check (too old a version?)")
-        window = int(size) if size else None
-        edge = window or 8
-        queries = torch.tensor(sorted({0, 1, edge - 1, edge, edge + 1, 2 * edge + 1}))[:, None]
-        keys = torch.arange(2 * edge + 3)[None, :]
-        zero = torch.zeros((), dtype=torch.long)
-        seen = torch.as_tensor(rule(zero, zero, queries, keys)).expand(len(queries), keys.shape[1])
-        causal = keys <= queries
-        if torch.equal(seen, causal):
-            return None
-        if window is not None and torch.equal(seen, causal & (keys > queries - window)):
-            return window
-        if window is not None and torch.equal(seen, causal & (keys // window == queries // window)):
-            raise self.refusal(f"it attends in chunks of {window} tokens (chunked attention)")
-        later = bool((seen & ~causal).any())
-        raise self.refusal(
-            "its mask lets tokens see later ones" if later else "its mask is neither causal nor a window"
-        )
+
+def _window(rule: Callable[..., Any], size: Any) -> int | str | None:
+    """Read a mask rule (sequence, head, query, key -> visible?) by asking it about positions around its edges.
+
+    Returns:
+        The window; None for plain causal; or, for any other rule, what a token sees.
+    """
+    window = int(size) if size else None
+    edge = window or 8
+    queries = torch.tensor(sorted({0, 1, edge - 1, edge, edge + 1, 2 * edge + 1}))[:, None]
+    keys = torch.arange(2 * edge + 3)[None, :]
+    zero = torch.zeros((), dtype=torch.long)
+    seen = torch.as_tensor(rule(zero, zero, queries, keys)).expand(len(queries), keys.shape[1])
+    causal = keys <= queries
+    if torch.equal(seen, causal):
+        return None
+    if window is not None and torch.equal(seen, causal & (keys > queries - window)):
+        return window
+    if window is not None and torch.equal(seen, causal & (keys // window == queries // window)):
+        return f"tokens see chunks of {window} tokens (chunked attention)"
+    if bool((seen & ~causal).any()):
+        return "tokens see later ones"
+    return "tokens see neither all before them nor a window"
 
 
 def check_config(config: PreTrainedConfig, name: str) -> None:
