@@ -123,6 +123,13 @@ def test_a_collision_within_a_batch_keeps_followers_of_the_loser_out() -> None:
     assert resolve(index, ids(1, 2, 3, 4, 5), [5, 6, 5, 8, 8], [2, 2, 1])[2] == [1, 1, 0, 0, 0]
 
 
+def test_a_page_is_not_moved_to_a_twin_of_its_batch_that_stays_out_of_the_index() -> None:
+    index = index_of([1, 2], all_keys=[5])
+    index.tokens[[3, 4, 5, 6]] = [[7, 7], [5, 6], [1, 2], [5, 6]]
+    # Row one's page 3 collides with page 1, so its page 4 stays out; row two's page 6 looks like a twin of page 4.
+    assert resolve(index, ids(3, 4, 5, 6), [5, 6, 5, 6], [2, 2])[2] == [0, 0, 1, 0]
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 6), st.integers(0, 40))))
 def test_insert_find_and_remove_are_those_of_a_dictionary(steps: list[tuple[bool, int, int]]) -> None:
     index, expected = PrefixIndex(6, 1, ChainHash(1)), dict[int, int]()
