@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagedkv.attention.cpu.blocks import BF16_DOT
-from pagedkv.attention.cpu.kernel import ATTEND_ARGUMENTS, build_kernel, scratch_floats
+from pagedkv.attention.cpu.kernel import ATTEND_ARGUMENTS, build_kernel, partial_width, scratch_floats
 from pagedkv.attention.cpu.layout import (
     DTYPES,
     WRITE_ARGUMENTS,
@@ -26,7 +26,6 @@ from pagedkv.attention.cpu.layout import (
 )
 from pagedkv.attention.cpu.plan import NO_WINDOW, CpuPlan, TaskList, make_plan
 from pagedkv.attention.cpu.threads import Threads
-from pagedkv.attention.cpu.tiles import STATE_HEADER
 from pagedkv.attention.interface import AttentionBatch, AttentionOptions, LayerPages
 from pagedkv.errors import ConfigError, InvalidRequestError
 from pagedkv.spec import LayerSpec
@@ -175,7 +174,7 @@ class CpuBackend:
         size = -(-scratch_floats(layer.key_dim, layer.value_dim) // 1024) * 1024 + 64
         if self._scratch.dim() < 2 or self._scratch.shape[0] < plan.threads or self._scratch.shape[1] < size:
             self._scratch = torch.empty(plan.threads, size)
-        needed = tasks.partial_rows * (STATE_HEADER + layer.value_dim)
+        needed = tasks.partial_rows * partial_width(layer.value_dim)
         if self._partial.numel() < needed:
             self._partial = torch.empty(needed)
 

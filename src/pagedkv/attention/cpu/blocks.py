@@ -198,44 +198,35 @@ def _pair_type(pointer: types.Type) -> Pair:
 @intrinsic
 def load_pair(typing: Any, pointer: Any, index: Any) -> Any:
     """The pair of 32 consecutive elements at `index`."""
-    kind = _pair_type(pointer)
-    return kind(pointer, types.int64), lambda ctx, b, sig, args: _pair_value(b, args[0], args[1], kind.bf16)
-
-
-@intrinsic
-def load_pairs(typing: Any, value: Any, pointer: Any, index: Any) -> Any:
-    """As many consecutive pairs as the block `value` has columns, the first at `index`."""
-    kind = _pair_type(pointer)
-    result = types.UniTuple(kind, value.columns)
+    bf16 = pointer == BF16_POINTER
 
     def generate(ctx: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        places = [_add(b, args[2], 2 * LANES * column) for column in range(result.count)]
-        pairs = [_pair_value(b, args[1], place, kind.bf16) for place in places]
-        return ctx.make_tuple(b, result, pairs)
-
-    return result(value, pointer, types.int64), generate
-
-
-@intrinsic
-def keep_half(typing: Any, pairs: Any, odd: Any) -> Any:
-    """The pairs with only element 2k + 1 (if `odd`) or 2k left; the other is zero, whatever it held."""
-
-    def generate(ctx: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        value, odd = args
-        zeros = constant(F32_LANES, 0.0)
-        for column in range(sig.args[0].count):
-            pair = b.extract_value(value, column)
-            if sig.args[0].dtype.bf16:
-                half = b.select(odd, ir.Constant(_I32, _UPPER_HALF), ir.Constant(_I32, 0xFFFF))
-                pair = b.and_(pair, splat_value(b, half, I32_LANES))
-            else:
-                even_half = b.select(odd, zeros, b.extract_value(pair, 0))
-                odd_half = b.select(odd, b.extract_value(pair, 1), zeros)
-                pair = b.insert_value(b.insert_value(pair, even_half, 0), odd_half, 1)
-            value = b.insert_value(value, pair, column)
+        if bf16:
+            return b.bitcast(load_value(b, args[0], args[1], ir.VectorType(_I16, 2 * LANES)), I32_LANES)
+        value = ir.Constant(ir.ArrayType(F32_LANES, 2), ir.Undefined)
+        for half in range(2):
+            loaded = load_value(b, args[0], _add(b, args[1], half * LANES), F32_LANES)
+            value = b.insert_value(value, loaded, half)
         return value
 
-    return pairs(pairs, types.boolean), generate
+    return (bf16_pair if bf16 else f32_pair)(pointer, types.int64), generate
+
+
+@intrinsic
+def keep_half(typing: Any, pair: Any, odd: Any) -> Any:
+    """The pair with only element 2k + 1 (if `odd`) or 2k left; the other is zero, whatever it held."""
+
+    def generate(ctx: Any, b: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        pair, odd = args
+        if sig.args[0].bf16:
+            half = b.select(odd, ir.Constant(_I32, _UPPER_HALF), ir.Constant(_I32, 0xFFFF))
+            return b.and_(pair, splat_value(b, half, I32_LANES))
+        zeros = constant(F32_LANES, 0.0)
+        even_half = b.select(odd, zeros, b.extract_value(pair, 0))
+        odd_half = b.select(odd, b.extract_value(pair, 1), zeros)
+        return b.insert_value(b.insert_value(pair, even_half, 0), odd_half, 1)
+
+    return pair(pair, types.boolean), generate
 
 
 def _halves(b: ir.IRBuilder, pair: Pair, value: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -33,6 +33,7 @@ from pagedkv.attention.cpu.tiles import (
     locate,
     score,
     softmax_rows,
+    state_width,
     weigh,
 )
 from pagedkv.attention.cpu.vectors import (
@@ -73,7 +74,7 @@ ATTEND_ARGUMENTS = np.dtype(
         ("table", np.int64),
         ("table_stride", np.int64),
         ("sinks", np.int64),  # address of float32 [query_heads]; 0 for none
-        ("partial", np.int64),  # address of float32 [partial rows, STATE_HEADER + value_dim]
+        ("partial", np.int64),  # address of float32 [partial rows, partial_width]
         ("scratch", np.int64),  # address of float32 [threads, scratch_stride]
         ("scratch_stride", np.int64),
         ("kv_heads", np.int64),
@@ -100,9 +101,14 @@ _ARGUMENTS = from_dtype(ATTEND_ARGUMENTS)
 KERNEL_SIGNATURE = types.void(pointer_type(_ARGUMENTS))
 
 
+def partial_width(value_dim: int) -> int:
+    """float32 elements of a row of partial results: `state_width` for the caller of the kernel."""
+    return int(state_width.py_func(value_dim))
+
+
 def scratch_floats(key_dim: int, value_dim: int) -> int:
     """float32 elements of scratch that a thread needs."""
-    return 32 + TILE_ROWS * (key_dim + KEY_TILE + 3 + 2 * (STATE_HEADER + value_dim))
+    return 32 + TILE_ROWS * (key_dim + KEY_TILE + 3 + 2 * partial_width(value_dim))
 
 
 @njit(error_model="numpy")
@@ -141,7 +147,7 @@ def _merge(total: Any, total_at: Any, part: Any, part_at: Any, count: Any, width
 @njit(error_model="numpy")
 def _finish(a: Any, output: Any, state: Any, at: Any, first_token: Any, row: Any, count: Any, head: Any) -> Any:
     """Write rows out: accumulated values over the sum of weights, the head's sink counted in where there is one."""
-    dim, width = a.value_dim, STATE_HEADER + a.value_dim
+    dim, width = a.value_dim, state_width(a.value_dim)
     sinks = pointer_to(a.sinks, False)
     for r in range(count):
         here = at + r * width
@@ -176,7 +182,7 @@ def _attend_chunk(
     queries, products, factors, maxima, shifts = work
     table, row, count = pointer_i32(a.table), task[3], task[4] - task[3]
     padded = -(-count // FEW_ROWS) * FEW_ROWS
-    _clear(state, padded, STATE_HEADER + a.value_dim)
+    _clear(state, padded, state_width(a.value_dim))
     for r in range(0, TILE_ROWS, 16):
         store(maxima, r, splat(NEG_INF))
         store(shifts, r, splat(NEG_INF))
@@ -191,7 +197,7 @@ def _attend_chunk(
         base += KEY_TILE
         side = 8 - side
     for r in range(count):
-        state[r * (STATE_HEADER + a.value_dim)] = maxima[r]
+        state[r * (state_width(a.value_dim))] = maxima[r]
 
 
 @njit(error_model="numpy")
@@ -200,7 +206,7 @@ def _attend_task(
 ) -> Any:
     """One task for one KV head."""
     first_token, position, row, row_end = task[0], task[1], task[3], task[4]
-    count, width = row_end - row, STATE_HEADER + a.value_dim
+    count, width = row_end - row, state_width(a.value_dim)
     queries = scratch
     products = advance(queries, TILE_ROWS * a.key_dim)
     factors = advance(products, TILE_ROWS * KEY_TILE)
@@ -211,7 +217,7 @@ def _attend_task(
     _load_queries(a, query, key, queries, first_token, row, count, head)
     first = max(task[5], position + row // a.group + 1 - a.window)
     end = min(task[6], position + (row_end - 1) // a.group + 1)
-    started = False
+    started, start = False, np.int64(0)
     record = task[7] + head * count
     for chunk in range(first // CHUNK * CHUNK, end, CHUNK):
         state = part if started else total
@@ -222,17 +228,17 @@ def _attend_task(
                 store(partial, record * width + i, load(state, i))
             record += a.kv_heads * count
         elif started:
-            _merge(total, 0, part, 0, count, width)
+            _merge(total, start, part, start, count, width)
         started = task[7] < 0
     if task[7] < 0:
-        _finish(a, output, total, 0, first_token, row, count, head)
+        _finish(a, output, total, start, first_token, row, count, head)
 
 
 @njit(error_model="numpy")
 def _merge_task(a: Any, output: Any, task: Any, head: Any) -> Any:
     """Merge the chunks of a split task, in order, and write its rows out."""
     partial, row, count = pointer_to(a.partial, False), task[3], task[4] - task[3]
-    width = STATE_HEADER + a.value_dim
+    width = state_width(a.value_dim)
     total = (task[7] + head * count) * width
     for chunk in range(1, task[8]):
         _merge(partial, total, partial, total + chunk * a.kv_heads * count * width, count, width)

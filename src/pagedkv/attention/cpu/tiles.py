@@ -1,7 +1,7 @@
 """One tile of keys: find its pages, score it, turn scores into weights, weigh the values.
 
 Matrices of the kernel's scratch are float32, a row's elements side by side: queries [row, key_dim], scores (later
-weights) [row, KEY_TILE], states [row, STATE_HEADER + value_dim]. Rows are padded to a multiple of FEW_ROWS; what
+weights) [row, KEY_TILE], states [row, state_width]. Rows are padded to a multiple of FEW_ROWS; what
 padding rows hold is never read out.
 """
 
@@ -21,7 +21,6 @@ from pagedkv.attention.cpu.blocks import (
     block_zeros,
     keep_half,
     load_pair,
-    load_pairs,
     round_weight,
     store_operand,
 )
@@ -52,6 +51,12 @@ STATE_HEADER = 32
 
 The maximum is put there when a chunk is done; until then it is in an array of maxima.
 """
+
+
+@njit(error_model="numpy", forceinline=True)
+def state_width(value_dim: Any) -> Any:
+    """Floats of a row's state: the header and its accumulated values, padded to a multiple of 32."""
+    return STATE_HEADER + (value_dim + 31) // 32 * 32
 
 
 @njit(error_model="numpy")
@@ -151,7 +156,7 @@ def softmax_rows(
     exactly: its factor is 1 and its weights are 0.
     """
     _, scores, factors, maxima, shifts = work
-    width, scale = STATE_HEADER + a.value_dim, a.scale * LOG2E
+    width, scale = state_width(a.value_dim), a.scale * LOG2E
     token, member = position + row // a.group - base, row % a.group
     for r in range(count):
         last = min(token + 1, end - base)
@@ -182,32 +187,38 @@ def _weigh_block(
     at: Any,
     places: Any,
     ahead: Any,
-    column: Any,
+    left: Any,
+    right: Any,
     first: Any,
     end: Any,
-    dim: Any,
+    step: Any,
 ) -> Any:
-    """total + weights @ values for the tokens first <= t < end of the tile, in ascending order."""
-    step = 2 * dim
+    """total + weights @ values for the tokens first <= t < end of the tile, in ascending order.
+
+    `left` and `right` are the two columns' offsets in a token pair, `step` elements are from one pair to the next. The
+    same columns of the groups at `ahead` are fetched meanwhile.
+    """
     t, stop = first // 2, end // 2
     if first % 2:
-        pairs = load_pairs(total, value, places[t // 8] + t % 8 * step + column)
-        total = block_dot(total, keep_half(pairs, True), weights, at, KEY_TILE, t)
+        place = places[t // 8] + t % 8 * step
+        pairs = (keep_half(load_pair(value, place + left), True), keep_half(load_pair(value, place + right), True))
+        total = block_dot(total, pairs, weights, at, KEY_TILE, t)
         t += 1
     while t < stop:
-        place = places[t // 8] + t % 8 * step + column
-        next_place = ahead[t // 8] + t % 8 * step + column
+        place, next_place = places[t // 8] + t % 8 * step, ahead[t // 8] + t % 8 * step
         group_end = min(stop, t // 8 * 8 + 8)
         while t < group_end:
-            prefetch_pair(value, next_place)
-            prefetch_pair(value, next_place + 32)
-            total = block_dot(total, load_pairs(total, value, place), weights, at, KEY_TILE, t)
+            prefetch_pair(value, next_place + left)
+            prefetch_pair(value, next_place + right)
+            pairs = (load_pair(value, place + left), load_pair(value, place + right))
+            total = block_dot(total, pairs, weights, at, KEY_TILE, t)
             place += step
             next_place += step
             t += 1
     if end % 2 and end > first:
-        pairs = load_pairs(total, value, places[stop // 8] + stop % 8 * step + column)
-        total = block_dot(total, keep_half(pairs, False), weights, at, KEY_TILE, stop)
+        place = places[stop // 8] + stop % 8 * step
+        pairs = (keep_half(load_pair(value, place + left), False), keep_half(load_pair(value, place + right), False))
+        total = block_dot(total, pairs, weights, at, KEY_TILE, stop)
     return total
 
 
@@ -224,33 +235,24 @@ def weigh(
     factors: Any,
     state: Any,
 ) -> Any:
-    """Scale what each row has accumulated by its factor and add its weights times the values."""
-    width = STATE_HEADER + dim
+    """Scale what each row has accumulated by its factor and add its weights times the values.
+
+    Two columns of 16 elements at a time; where dim is an odd multiple of 16, the last is done twice, into the padding.
+    """
+    width = state_width(dim)
     places, ahead = advance(offsets, side + 4), advance(offsets, 12 - side)
     r = np.int64(0)
     while r < count:
         many = r + MANY_ROWS <= count
-        d = np.int64(0)
-        while d < dim:
-            here = r * width + STATE_HEADER + d
-            if many and d + 32 <= dim:
-                t82 = block_load(MANY_ROWS, 2, state, here, width, factors, r)
-                t82 = _weigh_block(t82, value, weights, r * KEY_TILE, places, ahead, 2 * d, first, end, dim)
-                block_store(t82, state, here, width)
-                d += 32
-            elif many:
-                t81 = block_load(MANY_ROWS, 1, state, here, width, factors, r)
-                t81 = _weigh_block(t81, value, weights, r * KEY_TILE, places, ahead, 2 * d, first, end, dim)
-                block_store(t81, state, here, width)
-                d += 16
-            elif d + 32 <= dim:
-                t42 = block_load(FEW_ROWS, 2, state, here, width, factors, r)
-                t42 = _weigh_block(t42, value, weights, r * KEY_TILE, places, ahead, 2 * d, first, end, dim)
-                block_store(t42, state, here, width)
-                d += 32
+        for d in range(0, dim, 32):
+            here, at, left = r * width + STATE_HEADER + d, r * KEY_TILE, 2 * d
+            right = left + 32 if d + 32 <= dim else left
+            if many:
+                total = block_load(MANY_ROWS, 2, state, here, width, factors, r)
+                total = _weigh_block(total, value, weights, at, places, ahead, left, right, first, end, 2 * dim)
+                block_store(total, state, here, width)
             else:
-                t41 = block_load(FEW_ROWS, 1, state, here, width, factors, r)
-                t41 = _weigh_block(t41, value, weights, r * KEY_TILE, places, ahead, 2 * d, first, end, dim)
-                block_store(t41, state, here, width)
-                d += 16
+                part = block_load(FEW_ROWS, 2, state, here, width, factors, r)
+                part = _weigh_block(part, value, weights, at, places, ahead, left, right, first, end, 2 * dim)
+                block_store(part, state, here, width)
         r += MANY_ROWS if many else FEW_ROWS
