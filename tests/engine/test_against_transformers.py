@@ -92,7 +92,7 @@ def test_greedy_tokens_equal_transformers_under_chunking_preemption_prefix_hits_
 ) -> None:
     rng = random.Random(6)
     counts = [rng.randint(1, 24) for _ in prompts]
-    engine = engine_with(model, "float32", 1024, max_num_tokens=48)
+    engine = engine_with(model, "float32", 416, max_num_tokens=48)
     outputs = generate(engine, prompts, counts)
     stats = engine.stats()
     assert stats.preemptions > 0

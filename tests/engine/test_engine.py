@@ -66,6 +66,12 @@ class TestDelivery:
         _, result = drain(engine)[name]
         assert (result.outputs[0].finish_reason, result.outputs[0].stop_reason) == (FinishReason.STOP, ord("!"))
 
+    def test_a_stop_token_stays_in_the_text_where_the_request_asks_for_it(self):
+        engine = make_engine(FakeModel(script={6: ord("!")}))
+        name = engine.add_request("hello", greedy(9, stop_token_ids=[ord("!")], include_stop_str_in_output=True))
+        text, result = drain(engine)[name]
+        assert text == result.outputs[0].text == expected_text("hello", 2) + "!"
+
     def test_failure_117_a_stop_text_over_two_tokens_never_shows_and_frees_the_pages_at_that_step(self):
         """Failure 117 (vllm-project/vllm#55483)."""
         engine = make_engine(FakeModel(script={4: ord("a"), 5: ord("b"), 6: ord("c"), 7: ord("d")}))
@@ -159,6 +165,7 @@ class TestFaults:
         assert [piece.request_id for piece in first if piece.finished] == [a]
         assert first[0].result.outputs[0].finish_reason is FinishReason.ERROR
         assert first[0].result.error
+        assert first[0].result.outputs[0].text == first[0].text
         text, result = drain(engine)[b]
         assert result.outputs[0].text == expected_text("other", 3)
         assert result.outputs[0].text.endswith(text)
@@ -203,6 +210,12 @@ class TestAbort:
             assert engine.abort(name) is None
         assert engine.manager.usage().used == 0
         assert engine.step() == []
+
+    def test_an_aborted_text_is_what_was_streamed(self):
+        engine = make_engine(FakeModel(script={4: ord("a"), 5: ord("b")}))
+        name = engine.add_request("hello", greedy(9, stop="bc"))
+        pieces = engine.step() + engine.step()
+        assert engine.abort(name).outputs[0].text == "".join(piece.text for piece in pieces) == "a"
 
     def test_failure_60_gauges_are_right_without_a_further_step(self):
         """Failure 60 (vllm-project/vllm#29928)."""

@@ -193,13 +193,15 @@ class Engine:
             live.sampler.record(token)
             request.sampled.append(token)
             self._generated += 1
-            ends = token in params.stop_ids or (not params.ignore_eos and token in self.model.eos_token_ids)
-            piece = "" if ends else live.text.append([token])
+            stops = token in params.stop_ids
+            ends = stops or (not params.ignore_eos and token in self.model.eos_token_ids)
+            shown = not ends or (stops and params.include_stop_str_in_output)
+            piece = live.text.append([token]) if shown else ""
         except Exception as error:
             return self._fail(request, error)
         reason = None
         if ends:
-            reason, live.stop_reason = FinishReason.STOP, token if token in params.stop_ids else None
+            reason, live.stop_reason = FinishReason.STOP, token if stops else None
         elif live.text.finished:
             reason, live.stop_reason = FinishReason.STOP, live.text.stop_reason
         elif len(request.sampled) >= params.max_tokens:
@@ -213,14 +215,13 @@ class Engine:
         """End one request with an error."""
         live = self._live[request.id]
         request.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        return StepOutput(request.id, "", [], self._end(live, FinishReason.ERROR))
+        return StepOutput(request.id, live.text.finish(), [], self._end(live, FinishReason.ERROR))
 
     def _end(self, live: _Live, reason: FinishReason) -> RequestOutput:
         """The one way out: the request's pages are released and its result is made."""
         request = live.request
         self.scheduler.finish(request, reason)
         del self._live[request.id]
-        live.text.finish()
         output = CompletionOutput(0, live.text.text, request.sampled, request.finish_reason, live.stop_reason)
         return RequestOutput(
             request_id=request.id,
