@@ -21,6 +21,8 @@ def checked_prompt(tokens: ArrayLike, reserve: int, headroom: int, max_seq_len: 
     prompt = checked_ids(tokens)
     if prompt.ndim != 1 or not prompt.size:
         raise InvalidRequestError(f"a prompt is a flat array of at least one token id; got shape {prompt.shape}")
+    if not isinstance(reserve, (int, np.integer)) or not isinstance(headroom, (int, np.integer)):
+        raise InvalidRequestError(f"reserve ({reserve!r}) and headroom ({headroom!r}) must be whole numbers")
     if reserve < 0 or headroom < 0:
         raise InvalidRequestError(f"reserve ({reserve}) and headroom ({headroom}) must not be negative")
     if prompt.size + reserve > max_seq_len:
@@ -31,7 +33,10 @@ def checked_prompt(tokens: ArrayLike, reserve: int, headroom: int, max_seq_len: 
 
 def checked_ids(tokens: ArrayLike) -> NDArray[np.int32]:
     """Token ids as int32; raises InvalidRequestError if they are not whole numbers from 0 to 2**31 - 1."""
-    ids = np.asarray(tokens)
+    try:
+        ids = np.asarray(tokens)
+    except ValueError:
+        raise InvalidRequestError("token ids must be a flat array; got lists of different lengths") from None
     if ids.dtype == np.int32 and (not ids.size or ids.min() >= 0):
         return ids
     if ids.size and ids.dtype.kind not in "iu":

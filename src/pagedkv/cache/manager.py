@@ -96,7 +96,8 @@ class KVCacheManager:
             tokens: the prompt's token ids, int32 [n], n >= 1.
             namespace: prompts share pages only within one namespace (a tenant's salt, an adapter); any hashable.
             reserve: tokens that will be appended later and whose pages shall be set aside now.
-            headroom: pages that must stay available after admission.
+            headroom: pages that must stay available after admission; give 0 where nothing else runs, since a
+                prompt waits for ever if it can only be admitted without.
             owner: name for messages and audits.
             share_pending: answer Wait(on="prefix") while another row is computing the next full page of this prompt.
 

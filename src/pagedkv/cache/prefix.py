@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pagedkv.cache.hashing import ChainHash, Keys
 from pagedkv.cache.pool import Pages
 from pagedkv.cache.ragged import prefix_all, ragged
+from pagedkv.errors import InvalidRequestError
 
 
 class PrefixIndex:
@@ -175,13 +176,20 @@ class Namespaces:
         return len(self._roots)
 
     def find(self, name: Hashable) -> int:
-        """The root of this name; 0, which is nobody's parent, if it has none."""
-        return self._roots.get(name, 0)
+        """The root of this name; 0, which is nobody's parent, if it has none. Names compare as dictionary keys do.
+
+        Raises:
+            InvalidRequestError: the name cannot be hashed.
+        """
+        try:
+            return self._roots.get(name, 0)
+        except TypeError:
+            raise InvalidRequestError(f"a namespace of type {type(name).__name__} cannot be hashed") from None
 
     def hold(self, name: Hashable) -> int:
         """Count one more user of the name and return its root."""
-        root = self._roots.get(name)
-        if root is None:
+        root = self.find(name)
+        if not root:
             root = self._unused.pop() if self._unused else -1 - len(self._roots)
             self._roots[name], self._names[root], self._users[root] = root, name, 0
         self._users[root] += 1
