@@ -23,6 +23,7 @@ from pagedkv.models.embedded import DEFAULT_MODEL, default_model_path
 from pagedkv.models.gguf import converted_folder, read_gguf
 from pagedkv.models.loaded import LoadedModel, adopt
 from pagedkv.models.support import check_config
+from pagedkv.models.weights import order_for_small_steps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,7 +58,9 @@ def load_model(
         model, tokenizer, title = _read(name, chosen, report)
         if not tokenizer.chat_template:
             tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
-        return adopt(model, tokenizer, title)
+        loaded = adopt(model, tokenizer, title)
+    order_for_small_steps(model)
+    return loaded
 
 
 def resolve_dtype(dtype: str) -> torch.dtype:
