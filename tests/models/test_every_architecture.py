@@ -78,9 +78,8 @@ def test_same_logits_as_its_own_attention_or_refused(model_type):
         pytest.skip(f"no tiny {model_type}: {type(reason).__name__}")
     try:
         loaded = adopt(model, tiny_tokenizer(), model_type)
-    except UnsupportedModelError as refusal:
-        assert str(refusal).startswith(f"{model_type} cannot run on pages: ")
-        return
+    except UnsupportedModelError:
+        return  # with which reason: test_support.py
     actual = paged_logits(loaded, sequences, [[5, 1, 1, 4, 2], [0, 9, 1, 1, 1, 1]])
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
