@@ -88,7 +88,7 @@ def test_page_size_does_not_matter() -> None:
     poison=st.sampled_from([float("nan"), float("inf"), -3e38]),
     window=st.one_of(st.none(), st.integers(1, 60)),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_lies_outside_the_sequences_is_never_used(
     kv: int, queries: int, page_size: int, dtype: torch.dtype, poison: float, window: int | None
 ) -> None:
@@ -129,7 +129,7 @@ def test_keys_split_over_threads_give_what_one_thread_gives() -> None:
     threads=st.integers(1, 9),
     window=st.one_of(st.none(), st.integers(1, 3000)),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_tasks_cover_every_row_and_visible_key_once(
     lengths: list[tuple[int, int]], group: int, threads: int, window: int | None
 ) -> None:

@@ -26,7 +26,7 @@ DTYPES = [torch.bfloat16, torch.float32]
     dtype=st.sampled_from(DTYPES),
     kv=st.integers(1, 120),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_tokens_land_where_the_oracle_puts_them(
     kv_heads: int, key_dim: int, value_dim: int, page_size: int, dtype: torch.dtype, kv: int
 ) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagedkv.attention.cpu.blocks import has_wide_registers
+from pagedkv.spec import LayerSpec
+
 HERE = Path(__file__).parent
 
 EMIT = """
@@ -28,12 +31,35 @@ from pagedkv.attention.cpu import blocks
 print(blocks.BF16_DOT, blocks.MANY_ROWS, digest())
 """
 
+PLAY = """
+import sys
+sys.path.insert(0, {here!r})
+import llvmlite.ir as ir
+from pagedkv.attention.cpu import blocks
+from pagedkv.attention.cpu.vectors import F32_LANES, I32_LANES, constant, fma_value
+
+real, played = blocks.call_llvm, [0]
+
+def play(builder, name, result, arguments):
+    if name != "llvm.x86.avx512bf16.dpbf16ps.512":
+        return real(builder, name, result, arguments)
+    played[0] += 1
+    total, x, y = arguments
+    for mask, shift in ((-0x10000, 0), (0xFFFF, 16)):
+        halves = [builder.and_(value, constant(I32_LANES, mask)) for value in (x, y)]
+        halves = [builder.bitcast(builder.shl(value, constant(I32_LANES, shift)), F32_LANES) for value in halves]
+        total = fma_value(builder, *halves, total)
+    return total
+
+blocks.BF16_DOT, blocks.call_llvm = True, play
+from test_cpu_targets import digest
+print(digest(), played[0])
+"""
+
 
 def digest() -> str:
     """A digest of all bits of outputs over both dtypes, many and few rows, a window, a softcap and sinks."""
     from attention_cases import Case  # here: only a process that attends compiles for its CPU
-
-    from pagedkv.spec import LayerSpec
 
     found = hashlib.sha256()
     for dtype in (torch.bfloat16, torch.float32):
@@ -73,9 +99,19 @@ def test_ice_lake_gets_wide_registers_without_the_instruction(tmp_path: Path) ->
     assert int(wide) > 1000
 
 
+@pytest.mark.slow
 def test_narrow_registers_and_emulation_give_the_same_bits(tmp_path: Path) -> None:
     """AVX2 must give what this machine gives, whatever it has: splitting a vector changes no operation on a lane."""
     program = ATTEND.format(here=str(HERE))
     bf16_dot, rows, found = run(program, tmp_path, "haswell", "-avx512f,-avx512bf16")
     assert (bf16_dot, rows) == ("False", "2")
+    assert found == digest()
+
+
+@pytest.mark.slow
+def test_the_way_to_the_instruction_gives_the_same_bits(tmp_path: Path) -> None:
+    """Packing and indexing for VDPBF16PS, the instruction itself played by the two FMAs that its manual defines."""
+    cpu, features = ("icelake-server", "-avx512bf16") if has_wide_registers() else ("haswell", "-avx512f")
+    found, played = run(PLAY.format(here=str(HERE)), tmp_path, cpu, features)
+    assert int(played) > 0
     assert found == digest()

@@ -30,6 +30,12 @@ from pagedkv.attention.interface import AttentionBatch, AttentionOptions, LayerP
 from pagedkv.errors import ConfigError, InvalidRequestError
 from pagedkv.spec import LayerSpec
 
+PRODUCTS_PER_THREAD = 1 << 20
+"""Multiplications for which it pays to wake another thread: some 20 microseconds' worth."""
+
+WRITES_PER_THREAD = 1 << 16
+"""Elements to write for which it pays to wake another thread."""
+
 
 class CpuBackend:
     """Implements `AttentionBackend` for CPUs.
@@ -103,8 +109,8 @@ class CpuBackend:
                 ),
                 dtype=WRITE_ARGUMENTS,
             )
-            blocks = -(-plan.tokens // WRITE_BLOCK)
-            self._threads.run(self._writer(target.dtype).address, arguments.ctypes.data, min(plan.threads, blocks))
+            threads = min(plan.threads, -(-plan.tokens // WRITE_BLOCK), -(-source.numel() // WRITES_PER_THREAD))
+            self._threads.run(self._writer(target.dtype).address, arguments.ctypes.data, threads)
 
     def attend(self, pages: LayerPages, query: torch.Tensor, plan: CpuPlan, options: AttentionOptions) -> torch.Tensor:
         """Output [T, query_heads, value_dim] (contiguous, in the query's dtype) for query [T, query_heads, key_dim].
@@ -155,12 +161,13 @@ class CpuBackend:
         ):
             arguments[name] = number
         kernel = self._kernel(query.dtype, pages.key.dtype)
+        products = tasks.products * layer.kv_heads * (layer.key_dim + layer.value_dim)
+        threads = min(plan.threads, -(-products // PRODUCTS_PER_THREAD))
         for phase, work in enumerate((tasks.tasks, tasks.merges)):
             if len(work):
                 arguments["phase"], arguments["tasks"], arguments["task_count"] = phase, work.ctypes.data, len(work)
                 self._counters[:] = 0
-                threads = min(plan.threads, len(work) * layer.kv_heads)
-                self._threads.run(kernel.address, arguments.ctypes.data, threads)
+                self._threads.run(kernel.address, arguments.ctypes.data, min(threads, len(work) * layer.kv_heads))
         return output
 
     def copy_pages(self, pages: LayerPages, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:

@@ -56,7 +56,7 @@ from pagedkv.attention.cpu.vectors import (
 CHUNK = 512
 """Tokens after which the softmax starts afresh, to be merged: the grain at which keys can be split over threads."""
 
-TILE_ROWS = 64
+TILE_ROWS = 48
 """Most query rows of a task."""
 
 ATTEND_ARGUMENTS = np.dtype(

@@ -36,11 +36,13 @@ class TaskList:
         tasks: int64 [n, TASK_FIELDS], heaviest first.
         merges: int64 [m, TASK_FIELDS], one for each tile of rows that was split over keys.
         partial_rows: rows of partial results that split tasks leave.
+        products: query-key pairs of one KV head, roughly: the work.
     """
 
     tasks: NDArray[np.int64]
     merges: NDArray[np.int64]
     partial_rows: int
+    products: int
 
 
 @dataclass(frozen=True)
@@ -144,4 +146,5 @@ def _split(tasks: NDArray[np.int64], cost: NDArray[np.int64], kv_heads: int, thr
         np.ascontiguousarray(rows_of[order]),
         np.array(merges, dtype=np.int64).reshape(-1, TASK_FIELDS),
         partial_rows,
+        int(cost.sum()),
     )

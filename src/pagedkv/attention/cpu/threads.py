@@ -15,6 +15,9 @@ from collections.abc import Callable
 import torch
 from threadpoolctl import threadpool_info
 
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+"""The C type of a kernel: it takes the address of its arguments."""
+
 
 class Threads:
     """The threads that kernels run on.
@@ -36,7 +39,7 @@ class Threads:
     def run(self, function: int, argument: int, threads: int) -> None:
         """Call the C function at address `function` with the address `argument`, on up to `threads` threads at once."""
         if self._parallel is None or threads <= 1:
-            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(argument)
+            _KERNEL(function)(argument)
         else:
             self._parallel(function, argument, min(threads, self.count), 0)
 
