@@ -58,14 +58,14 @@ def test_a_decode_reads_nothing_before_its_window_not_even_nan() -> None:
 
 def test_pages_before_the_window_may_be_gone() -> None:
     """Failure 80 (sgl-project/sglang#8649): pages leave when no query sees them; the table may name anything there."""
-    case = Case(LAYER, ((4, 100),))
-    expected, batch = case.attend(window=30), case.batch()
+    case = Case(LAYER, ((4, 140),))
+    expected, batch = case.attend(window=24), case.batch()
     table = batch.table.copy()
-    # The first query, at 96, sees tokens 67 to 96: columns 0 to 3 are free.
+    # The first query, at 136, sees tokens 113 to 136: columns 0 to 6 are free, three of them in its tile of 64 tokens.
     for gone in (0, -1, 1 << 30):
-        table[1, :4] = gone
+        table[1, :7] = gone
         plan = BACKEND.plan(replace(batch, table=table))
-        got = BACKEND.attend(case.filled(BACKEND), case.query(), plan, case.options(window=30))
+        got = BACKEND.attend(case.filled(BACKEND), case.query(), plan, case.options(window=24))
         assert same_bits(got, expected)
 
 

@@ -31,6 +31,11 @@ from pagedkv.attention.cpu import blocks
 print(blocks.BF16_DOT, blocks.MANY_ROWS, digest())
 """
 
+COMPILE = """
+from pagedkv.attention.cpu import kernel
+print(kernel.build_kernel(True, True, "{version}").cache_hits)
+"""
+
 PLAY = """
 import sys
 sys.path.insert(0, {here!r})
@@ -115,3 +120,13 @@ def test_the_way_to_the_instruction_gives_the_same_bits(tmp_path: Path) -> None:
     found, played = run(PLAY.format(here=str(HERE)), tmp_path, cpu, features)
     assert int(played) > 0
     assert found == digest()
+
+
+@pytest.mark.slow
+def test_the_disk_cache_is_good_for_one_cpu_and_one_source(tmp_path: Path) -> None:
+    first, second = COMPILE.format(version="first"), COMPILE.format(version="second")
+    haswell, icelake = ("haswell", "-avx512f,-avx512bf16"), ("icelake-server", "-avx512bf16")
+    assert run(first, tmp_path, *haswell) == ["0"]
+    assert run(first, tmp_path, *haswell) == ["1"]
+    assert run(first, tmp_path, *icelake) == ["0"], "code for another CPU was taken from the cache"
+    assert run(second, tmp_path, *haswell) == ["0"], "code of another source was taken from the cache"
