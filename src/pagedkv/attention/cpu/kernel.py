@@ -174,11 +174,15 @@ def _attend_chunk(
     head: Any,
     first: Any,
     end: Any,
+    last: Any,
     offsets: Any,
     work: Any,
     state: Any,
 ) -> Any:
-    """Attend from the task's rows to its keys first <= token < end, which lie in one chunk; fills `state`."""
+    """Attend from the task's rows to its keys first <= token < end, which lie in one chunk; fills `state`.
+
+    `last` is the end of all keys that the task will visit: fetching ahead does not stop at a chunk.
+    """
     queries, products, factors, maxima, shifts = work
     table, row, count = pointer_i32(a.table), task[3], task[4] - task[3]
     padded = -(-count // FEW_ROWS) * FEW_ROWS
@@ -189,7 +193,7 @@ def _attend_chunk(
     base, side = first // KEY_TILE * KEY_TILE, np.int64(0)
     locate(a, offsets, side, table, task[2], head, base, first, end)
     while base < end:
-        locate(a, offsets, 8 - side, table, task[2], head, base + KEY_TILE, first, end)
+        locate(a, offsets, 8 - side, table, task[2], head, base + KEY_TILE, first, last)
         tile_first, tile_end = max(first - base, 0), min(end - base, KEY_TILE)
         score(key, queries, padded, a.key_dim, offsets, side, tile_first, tile_end, products)
         softmax_rows(a, value, work, state, count, task[1], row, base, end)
@@ -221,7 +225,7 @@ def _attend_task(
     record = task[7] + head * count
     for chunk in range(first // CHUNK * CHUNK, end, CHUNK):
         state = part if started else total
-        _attend_chunk(a, key, value, task, head, max(first, chunk), min(end, chunk + CHUNK), offsets, work, state)
+        _attend_chunk(a, key, value, task, head, max(first, chunk), min(end, chunk + CHUNK), end, offsets, work, state)
         if task[7] >= 0:
             partial = pointer_to(a.partial, False)
             for i in range(0, count * width, 16):
