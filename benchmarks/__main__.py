@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import report
+from pagedkv.openmp import limit_spinning
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -66,4 +68,5 @@ def main(
 
 
 if __name__ == "__main__":
+    limit_spinning(os.environ)
     sys.exit(main(sys.argv[1:]))

@@ -6,6 +6,9 @@ import os
 
 from hypothesis import settings
 
+from pagedkv.openmp import limit_spinning
+
+limit_spinning(os.environ)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -6,8 +6,11 @@ are imported when first used.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from pagedkv.openmp import limit_spinning
 
 if TYPE_CHECKING:
     from pagedkv.engine.engine import Engine
@@ -27,6 +30,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pagedkv' has no attribute {name!r}")
+    limit_spinning(os.environ)
     try:
         return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as missing:

@@ -18,6 +18,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from pagedkv.errors import PagedKVError
+from pagedkv.openmp import limit_spinning
 
 app = typer.Typer(
     help="A paged KV cache for LLM inference: many requests in a fixed memory budget.",
@@ -101,6 +102,7 @@ def demo(
 
 def main() -> None:
     """Entry point of the command `pagedkv`."""
+    limit_spinning(os.environ)
     app()
 
 

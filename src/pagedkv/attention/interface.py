@@ -84,7 +84,7 @@ class AttentionBackend(Protocol):
         ...
 
     def plan(self, batch: AttentionBatch) -> Any:
-        """Work out, once per step, how the batch is split over threads. The result is handed to `write` and `attend`."""
+        """Work out, once per step, how the batch is split over threads; `write` and `attend` take the result."""
         ...
 
     def write(self, pages: LayerPages, key: torch.Tensor, value: torch.Tensor, plan: Any) -> None:

@@ -76,9 +76,10 @@ def _counts(run: Run) -> str:
     if stats is None:
         return "starting"
     usage = stats.usage
+    pages = f"pages used {usage.used} cached {usage.cached} free {usage.free}"
     return (
         f"{run.seconds:5.1f} s  done {len(run.finished)}/{run.total}  running {stats.running}  "
-        f"waiting {stats.waiting}  pages used {usage.used} cached {usage.cached} free {usage.free}  {run.tokens_per_second:.0f} tokens/s"
+        f"waiting {stats.waiting}  {pages}  {run.tokens_per_second:.0f} tokens/s"
     )
 
 
