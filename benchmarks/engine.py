@@ -88,6 +88,7 @@ def _generate_batch(model: Any, prompts: list[list[int]], most: list[int], eos: 
             attention_mask=mask,
             max_new_tokens=max(most),
             do_sample=False,
+            repetition_penalty=1.1,
             eos_token_id=sorted(eos),
             pad_token_id=0,
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pagedkv.errors import InvalidRequestError
 
-SHORTEST_ANSWER, LONGEST_ANSWER = 16, 256
+SHORTEST_ANSWER, LONGEST_ANSWER = 8, 192
 """Bounds of `Chat.max_tokens`, in tokens."""
 
 
@@ -213,4 +213,4 @@ def _pasted_notes(rng: random.Random) -> str:
 
 
 def _answer_length(rng: random.Random) -> int:
-    return min(max(round(rng.lognormvariate(4.15, 0.7)), SHORTEST_ANSWER), LONGEST_ANSWER)
+    return min(max(round(rng.lognormvariate(3.75, 0.75)), SHORTEST_ANSWER), LONGEST_ANSWER)
