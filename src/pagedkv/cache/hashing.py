@@ -46,7 +46,7 @@ class ChainHash:
         words ^= words >> _S27
         words *= _MIX2
         words ^= words >> _S31
-        return words.sum(axis=1, dtype=np.uint64)
+        return words @ np.ones(tokens.shape[1], np.uint64)  # a sum, in half the time of `sum`
 
     def root_sum(self, root: int) -> np.uint64:
         """The sum that a namespace's chains start from."""
@@ -60,12 +60,13 @@ class ChainHash:
 
     def _salts(self, columns: NDArray[np.int64], page_size: int) -> Keys:
         """One word per (page, offset), from a table that grows with the longest sequence seen."""
-        last = int(columns[-1]) if columns.size and columns[-1] == columns.max() else int(columns.max(initial=0))
+        last = int(columns.max(initial=0))
         if (last + 1) * page_size > self._salt.size:
             size = max(2 * self._salt.size, (last + 1) * page_size)
             positions = np.arange(size, dtype=np.uint64) * _MIX2 + self.seed
             self._salt = positions ^ (positions >> _S30)
         table = self._salt[: self._salt.size // page_size * page_size].reshape(-1, page_size)
-        if columns.size and columns[-1] - columns[0] + 1 == columns.size and (np.diff(columns) == 1).all():
-            return table[int(columns[0]) : last + 1]
-        return table[columns]
+        first = last + 1 - columns.size
+        if columns.size and columns[0] == first and columns[-1] == last and (np.diff(columns) == 1).all():
+            return table[first : last + 1]  # one prompt, page after page: no copy
+        return table.take(columns, axis=0)

@@ -168,7 +168,7 @@ class KVCacheManager:
             StaleSequenceError, InvalidRequestError: rows or tokens are wrong, or a row would exceed max_seq_len.
         """
         at, ids = self.table.checked(rows), checked_ids(tokens)
-        if isinstance(counts, int) and counts == 1:
+        if _is_one(counts):
             return self._extend_by_one(at, ids)
         count = checked_counts(counts, at.size)
         check_token_count(ids, count)
@@ -189,7 +189,8 @@ class KVCacheManager:
 
     def _extend_by_one(self, rows: Rows, ids: NDArray[np.int32]) -> Extended | Wait | Never:
         """`extend` for a decode step: a row needs a page exactly when all its pages are full."""
-        check_token_count(ids, np.broadcast_to(1, rows.shape))
+        if ids.shape != rows.shape:
+            check_token_count(ids, np.ones(rows.size, np.int64))
         before = self.table.length[rows]
         check_lengths(rows, before + 1, self.max_seq_len)
         column = before // self.page_size
@@ -200,7 +201,7 @@ class KVCacheManager:
             if refusal is not None:
                 return refusal
         self.table.length[rows] = before + 1
-        slots = self.table.table[rows, column].astype(np.int64) * self.page_size + offset
+        slots = self.table.at(rows, column).astype(np.int64) * self.page_size + offset
         if self.prefix_caching:
             self.index.tokens.reshape(-1)[slots] = ids
         return Extended(slots)
@@ -214,12 +215,12 @@ class KVCacheManager:
             StaleSequenceError, InvalidRequestError: rows are wrong, or more would be computed than the row's length.
         """
         at = self.table.checked(rows)
-        computed = self.table.add_computed(at, checked_counts(counts, at.size))
+        computed = self.table.add_computed(at, 1 if _is_one(counts) else checked_counts(counts, at.size))
         if not self.prefix_caching:
             return
         ready = np.flatnonzero(computed >= self.index_at[at])
         if ready.size:
-            self._index(at[ready], computed[ready] // self.page_size)
+            self._index(at[ready], computed[ready].astype(np.int64) // self.page_size)
         done = [row for row, keys in self._pending.items() if self.index_at[row] > keys.size * self.page_size]
         for row in done:
             del self._pending[row]
@@ -325,24 +326,38 @@ class KVCacheManager:
         counts = full - first
         group, offset = ragged(counts)
         column, owner = first[group] + offset, rows[group]
-        own = self.table.table[owner, column]
-        running = np.cumsum(self.index.hasher.page_sums(self.index.tokens[own], column), dtype=np.uint64)
-        ends = np.cumsum(counts)
-        before = np.concatenate((np.zeros(1, np.uint64), running))[ends - counts]
-        sums = running + (self.chain_sum[rows] - before)[group]
+        own = self.table.at(owner, column)
+        sums = self._sums(rows, counts, group, self.index.hasher.page_sums(self.index.tokens.take(own, axis=0), column))
         keys = self.index.hasher.finish(sums)
-        above = np.where(first > 0, self.table.table[rows, np.maximum(first - 1, 0)], self.root[rows])
+        above = np.where(first > 0, self.table.at(rows, np.maximum(first - 1, 0)), self.root[rows])
         target, parent, ok = self.index.resolve(own, keys, above, counts)
-        fresh = ok & (target == own)
+        fresh = target == own
+        if not ok.all():
+            fresh &= ok
+            full = first + np.bincount(group[ok], minlength=rows.size)
         self.index.insert(own[fresh], keys[fresh], parent[fresh])
         for root in parent[fresh & (parent < 0)].tolist():
             self.namespaces.hold_root(root)
-        moved = ok & (target != own)
-        if moved.any():
+        moved = np.flatnonzero(ok & (target != own))
+        if moved.size:
             self.pool.acquire(target[moved])
             self.table.table[owner[moved], column[moved]] = target[moved]
             self.pool.give_back(self.pool.drop(own[moved]))
-        self.chain_sum[rows] = sums[ends - 1]
-        self.indexed[rows] += np.bincount(group[ok], minlength=rows.size).astype(np.int32)
-        collided = self.indexed[rows] < full  # a key was taken by other content: the row is indexed no further
+        self.chain_sum[rows] = sums[np.cumsum(counts) - 1]
+        self.indexed[rows] = full
+        collided = full < first + counts  # a key was taken by other content: the row is indexed no further
         self.index_at[rows] = np.where(collided, _NEVER, (full + 1) * self.page_size)
+
+    def _sums(self, rows: Rows, counts: NDArray[np.int64], group: NDArray[np.int64], page_sums: Keys) -> Keys:
+        """Hash sums at the end of each new page, from what each adds: a running sum per row, mod 2**64."""
+        if group.size == rows.size:
+            return self.chain_sum[rows] + page_sums
+        running = np.cumsum(page_sums, dtype=np.uint64)
+        starts = np.cumsum(counts) - counts
+        before = running[starts] - page_sums[starts]
+        return running + (self.chain_sum[rows] - before)[group]
+
+
+def _is_one(counts: ArrayLike) -> bool:
+    """Is this the decode step's count: one token for every row?"""
+    return type(counts) is int and counts == 1

@@ -54,7 +54,8 @@ class PrefixIndex:
     def find(self, keys: Keys) -> Pages:
         """The page indexed under each key, 0 where there is none. Says nothing about its content yet."""
         pages = self.bucket[keys & self._mask]
-        searching = np.flatnonzero((self.key[pages] != keys) & (pages != 0))
+        searching = np.flatnonzero(pages)
+        searching = searching[self.key[pages[searching]] != keys[searching]]
         while searching.size:
             step = self.next[pages[searching]]
             pages[searching] = step
@@ -97,16 +98,17 @@ class PrefixIndex:
             same content (the page itself where it is alone). `ok` is false from the first page of a row on whose key
             collides with other content; such pages stay out of the index.
         """
-        group, offset = ragged(counts)
         twin = self.find(keys)
+        starts = np.cumsum(counts) - counts
+        if not twin.any() and _all_different(keys):  # all content is new: the common case
+            return own, _parents(own, starts, above_first), np.ones(own.size, np.bool_)
         leader = _first_occurrence(keys)
         target = np.where(twin != 0, twin, own[leader])
-        parent = np.empty_like(own)
-        parent[1:] = target[:-1]
-        starts = offset == 0
-        parent[starts] = above_first[group[starts]]
-        expected = np.where(twin != 0, self.parent[twin], parent[leader])
-        ok = (expected == parent) & (self.tokens[target] == self.tokens[own]).all(axis=1)
+        parent = _parents(target, starts, above_first)
+        group, _ = ragged(counts)
+        ok = np.where(twin != 0, self.parent[twin], parent[leader]) == parent
+        other = np.flatnonzero(target != own)
+        ok[other] &= (self.tokens[target[other]] == self.tokens[own[other]]).all(axis=1)
         while not ok.all():
             before = ok
             ok = prefix_all(ok, counts, group)
@@ -150,11 +152,21 @@ class PrefixIndex:
         return pages
 
 
+def _parents(pages: Pages, starts: NDArray[np.int64], above_first: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The page before each one; `above_first` for those at `starts`."""
+    parents = np.empty_like(pages)
+    parents[1:] = pages[:-1]
+    parents[starts] = above_first
+    return parents
+
+
+def _all_different(keys: Keys) -> bool:
+    ordered = np.sort(keys)
+    return bool((ordered[1:] != ordered[:-1]).all())
+
+
 def _first_occurrence(keys: Keys) -> NDArray[np.int64]:
     """For each key, where it occurs first: int64 [n]."""
-    ordered = np.sort(keys)
-    if (ordered[1:] != ordered[:-1]).all():
-        return np.arange(keys.size)
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     return first[inverse]
 

@@ -21,6 +21,8 @@ def ragged(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int
     Returns:
         Two int64 arrays [sum(counts)].
     """
+    if (counts == 1).all():  # a decode step: every group has one element
+        return np.arange(counts.size), np.zeros(counts.size, np.int64)
     group = np.repeat(np.arange(counts.size), counts)
     starts = np.cumsum(counts) - counts
     return group, np.arange(group.size) - starts[group]

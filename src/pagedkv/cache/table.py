@@ -114,8 +114,8 @@ class PageTable:
                 rows[row] = None
         return np.array(list(rows), np.int64)
 
-    def add_computed(self, rows: Rows, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Count more tokens as computed; returns the new numbers, int64 [n].
+    def add_computed(self, rows: Rows, counts: NDArray[np.int64] | int) -> NDArray[np.integer]:
+        """Count more tokens as computed; returns the new numbers, [n].
 
         Raises:
             InvalidRequestError: if more would be computed than the row holds.
@@ -137,11 +137,15 @@ class PageTable:
         self.table[owner, self.pages[owner] + offset] = pages
         self.pages[rows] += counts.astype(np.int32)
 
+    def at(self, rows: Rows, columns: NDArray[np.integer]) -> NDArray[np.int32]:
+        """Page ids at (rows[i], columns[i]); a flat `take` is twice as fast as indexing with two arrays."""
+        return self.table.reshape(-1).take(rows * self.columns + columns)
+
     def owned(self, rows: Rows) -> NDArray[np.int32]:
         """Page ids of the rows, each row's last page first, row after row."""
         counts = self.pages[rows].astype(np.int64)
         group, offset = ragged(counts)
-        return self.table[rows[group], counts[group] - 1 - offset]
+        return self.at(rows[group], counts[group] - 1 - offset)
 
     def slots(self, rows: ArrayLike, starts: ArrayLike, counts: ArrayLike) -> NDArray[np.int64]:
         """Slots of tokens starts[i] ... starts[i] + counts[i] - 1 of each row, int64 [sum(counts)], row after row.
@@ -166,7 +170,7 @@ class PageTable:
         group, offset = ragged(counts)
         owner, index = rows[group], starts[group] + offset
         column = index // self.page_size
-        return self.table[owner, column].astype(np.int64) * self.page_size + (index - column * self.page_size)
+        return self.at(owner, column).astype(np.int64) * self.page_size + (index - column * self.page_size)
 
 
 def _some(rows: Rows, limit: int = 8) -> str:
