@@ -129,31 +129,64 @@ def test_failure_109_the_same_tokens_for_every_cache_chunk_and_preemption(model:
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize(("kv_dtype", "tolerance"), [("float32", 2e-3), ("bfloat16", BF16_LOGIT_TOLERANCE)])
-def test_logits_stay_within_tolerance_of_the_reference(
-    model: Any, reference: Any, prompts: list[list[int]], kv_dtype: str, tolerance: float
-) -> None:
-    engine = engine_with(model, kv_dtype, 2048)
+def run_recorded(engine: Engine, prompt: list[int], count: int) -> tuple[list[int], np.ndarray]:
+    """Greedy output of one prompt that runs alone, and the logits behind each token, float32 [count, vocabulary]."""
     seen: list[np.ndarray] = []
     forward = engine.runner.logits
 
     def recording(step: Any, table: Any) -> torch.Tensor:
         logits = forward(step, table)
-        seen.extend(zip([r.id for r in step.requests], logits.numpy(), strict=True))
+        seen.extend(logits.numpy())
         return logits
 
     engine.runner.logits = recording  # type: ignore[method-assign]
+    (output,) = generate(engine, [prompt], [count])
+    engine.runner.logits = forward  # type: ignore[method-assign]
+    return output, np.stack(seen)
+
+
+@pytest.mark.parametrize(("kv_dtype", "tolerance"), [("float32", 2e-3), ("bfloat16", BF16_LOGIT_TOLERANCE)])
+def test_logits_stay_within_tolerance_of_the_reference(
+    model: Any, reference: Any, prompts: list[list[int]], kv_dtype: str, tolerance: float
+) -> None:
+    engine = engine_with(model, kv_dtype, 2048)
     for prompt in sorted(prompts, key=len)[::6]:
-        seen.clear()
-        name = engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-        output: list[int] = []
-        while engine.has_unfinished:
-            for piece in engine.step():
-                output += piece.token_ids
+        output, logits = run_recorded(engine, prompt, 8)
         with torch.inference_mode():
             expected = reference(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :].float().numpy()
-        assert [who for who, _ in seen] == [name] * 8
-        assert np.abs(np.stack([logits for _, logits in seen]) - expected).max() < tolerance
+        assert np.abs(logits - expected).max() < tolerance
+
+
+def test_failure_30_a_warm_prompt_has_the_logits_of_a_cold_one(model: Any, prompts: list[list[int]]) -> None:
+    """Failure 30 (Wenyueh/MinivLLM#98): positions go on after the cached pages, and attention reads them."""
+    engine = engine_with(model, "float32", 512)
+    prompt = max(prompts, key=len)
+    cold_output, cold = run_recorded(engine, prompt, 4)
+    warm_output, warm = run_recorded(engine, prompt, 4)
+    assert engine.stats().cached_tokens == (len(prompt) - 1) // 16 * 16
+    assert warm_output == cold_output
+    assert np.abs(warm - cold).max() < 2e-3
+
+
+def test_poisoned_free_pages_change_nothing(model: Any, prompts: list[list[int]]) -> None:
+    """Before every step, pages that nobody holds are filled with NaN; the logits are the same bit for bit."""
+    prompt = max(prompts, key=len)
+    output, clean = run_recorded(engine_with(model, "bfloat16", 512), prompt, 4)
+    engine = engine_with(model, "bfloat16", 512)
+    schedule = engine.scheduler.schedule
+
+    def poisoned() -> Any:
+        step = schedule()
+        free = torch.from_numpy(np.flatnonzero(engine.manager.pool.refcount == 0)[1:])  # not the null page
+        for layer in engine.store.layers:
+            layer.key[free] = float("nan")
+            layer.value[free] = float("nan")
+        return step
+
+    engine.scheduler.schedule = poisoned  # type: ignore[method-assign]
+    poisoned_output, logits = run_recorded(engine, prompt, 4)
+    assert poisoned_output == output
+    assert np.array_equal(logits, clean)
 
 
 def test_a_random_workload_with_aborts_leaves_a_clean_pool(model: Any) -> None:

@@ -130,6 +130,13 @@ class TestRefusal:
         engine.add_request("b", greedy(2), request_id="x")
         assert drain(engine)["x"][0] == expected_text("b", 2)
 
+    def test_failure_123_a_namespace_that_the_manager_could_not_use_is_refused_at_the_edge(self):
+        """Failure 123 (CVE-2026-105756): a field that only the scheduler looks at must not end the engine."""
+        engine = make_engine()
+        with pytest.raises(InvalidRequestError, match="a namespace of type list cannot be hashed"):
+            engine.add_request("a", namespace=["x"])
+        assert engine.step() == []
+
     def test_what_never_fits_is_refused_with_the_numbers(self):
         engine = make_engine(pages=8, max_seq_len=96)
         with pytest.raises(NeverFitsError, match=r"90 prompt tokens \+ max_tokens 7 = 97 tokens; max_seq_len is 96"):
@@ -183,16 +190,24 @@ class TestFaults:
         check(engine.manager)
         assert drain(engine)[b][0] == expected_text("other", 3)
 
-    def test_an_interrupt_leaves_nothing_half_done(self):
-        def interrupt(tokens, logits):
-            raise KeyboardInterrupt
-
+    @pytest.mark.parametrize("where", ["runner.logits", "scheduler.commit", "_sample", "_deliver"])
+    @pytest.mark.parametrize("after", [False, True])
+    def test_an_interrupt_leaves_nothing_half_done(self, monkeypatch, where, after):
         engine = make_engine()
         engine.add_request("hello", greedy(3))
-        engine.model.fault = interrupt
-        with pytest.raises(KeyboardInterrupt):
-            engine.step()
-        engine.model.fault = None
+        owner, _, name = where.rpartition(".")
+        owner = getattr(engine, owner) if owner else engine
+        original = getattr(owner, name)
+
+        def interrupted(*args):
+            if after:
+                original(*args)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.step()
         check(engine.manager)
         assert not engine.has_unfinished
         name = engine.add_request("again", greedy(3))

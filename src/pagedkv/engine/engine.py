@@ -25,7 +25,7 @@ from pagedkv.engine.params import SamplingParams
 from pagedkv.engine.request import FinishReason, Request
 from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.sampler import SamplerState, sample
-from pagedkv.engine.scheduler import Scheduler
+from pagedkv.engine.scheduler import Scheduler, Step
 from pagedkv.engine.text import TextStream
 from pagedkv.errors import ConfigError, InvalidRequestError
 from pagedkv.models.load import load_model
@@ -136,7 +136,7 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Compute the next tokens of whoever's turn it is, and return what is new.
 
-        If the forward pass fails, or is interrupted, the requests of this step end with an error; others go on.
+        If it fails as a whole, or is interrupted, the requests of this step end with an error; others go on.
         """
         step = self.scheduler.schedule()
         if not step.requests:
@@ -144,25 +144,16 @@ class Engine:
         self._steps += 1
         self._computed += step.tokens.size
         self._peak_running = max(self._peak_running, len(self.scheduler.running))
+        outputs: list[StepOutput] = []
         try:
             logits = self.runner.logits(step, self.manager.table)
             self.scheduler.commit(step)
+            self._sample(step, logits, outputs)
         except Exception as error:
-            return [self._fail(request, error) for request in step.requests]
+            outputs += self._fail_all(step, error)
         except BaseException as interrupt:
-            for request in step.requests:
-                self._fail(request, interrupt)
+            self._fail_all(step, interrupt)
             raise
-        sampling = [
-            self._live[r.id] for r, samples in zip(step.requests, step.samples.tolist(), strict=True) if samples
-        ]
-        result = sample(logits, [live.sampler for live in sampling])
-        outputs = []
-        for index, (live, token) in enumerate(zip(sampling, result.token_ids.tolist(), strict=True)):
-            if index in result.errors:
-                outputs.append(self._fail(live.request, result.errors[index]))
-            else:
-                outputs.append(self._deliver(live, token))
         return outputs
 
     def warm_up(self) -> None:
@@ -185,6 +176,18 @@ class Engine:
             preemptions=self.scheduler.preemptions,
             usage=self.manager.usage(),
         )
+
+    def _sample(self, step: Step, logits: torch.Tensor, outputs: list[StepOutput]) -> None:
+        """Sample the next token of each request that has computed all it knows, and deliver it to `outputs`."""
+        sampling = [
+            self._live[r.id] for r, samples in zip(step.requests, step.samples.tolist(), strict=True) if samples
+        ]
+        result = sample(logits, [live.sampler for live in sampling])
+        for index, (live, token) in enumerate(zip(sampling, result.token_ids.tolist(), strict=True)):
+            if index in result.errors:
+                outputs.append(self._fail(live.request, result.errors[index]))
+            else:
+                outputs.append(self._deliver(live, token))
 
     def _deliver(self, live: _Live, token: int) -> StepOutput:
         """Add a sampled token to its request; end the request if this token ends it."""
@@ -216,6 +219,10 @@ class Engine:
         live = self._live[request.id]
         request.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         return StepOutput(request.id, live.text.finish(), [], self._end(live, FinishReason.ERROR))
+
+    def _fail_all(self, step: Step, error: BaseException) -> list[StepOutput]:
+        """End what is left of a step that went wrong: nobody knows which of its tokens count."""
+        return [self._fail(request, error) for request in step.requests if request.id in self._live]
 
     def _end(self, live: _Live, reason: FinishReason) -> RequestOutput:
         """The one way out: the request's pages are released and its result is made."""

@@ -71,13 +71,18 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            InvalidRequestError: the prompt is empty.
+            InvalidRequestError: the prompt is empty, or the namespace cannot be hashed.
             NeverFitsError: prompt and max_tokens exceed max_seq_len or the whole pool.
             QueueFullError: max_queue_size requests are waiting already.
         """
         prompt, most = request.prompt.size, request.params.max_tokens
         if not prompt:
             raise InvalidRequestError(f"the prompt of request {request.id!r} is empty; it needs at least one token")
+        try:
+            hash(request.namespace)
+        except TypeError:
+            kind = type(request.namespace).__name__
+            raise InvalidRequestError(f"request {request.id!r}: a namespace of type {kind} cannot be hashed") from None
         if prompt + most > self.manager.max_seq_len:
             raise NeverFitsError(
                 f"request {request.id!r}: {prompt} prompt tokens + max_tokens {most} = {prompt + most} tokens; "
