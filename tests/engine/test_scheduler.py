@@ -9,6 +9,7 @@ from schedule_driver import Driver, expected_output
 
 from pagedkv.cache import ContiguousManager
 from pagedkv.engine.request import FinishReason, Status
+from pagedkv.engine.waiting import WaitingQueue
 from pagedkv.errors import InvalidRequestError, NeverFitsError, QueueFullError
 
 
@@ -202,7 +203,7 @@ class TestPreemption:
         driver.run()
         assert all(done(a, b))
 
-    def test_failure_42_who_is_preempted_is_not_admitted_by_the_same_step(self):
+    def test_failure_42_who_is_preempted_does_not_come_back_in_the_same_step(self):
         """Failure 42 (EricLBuehler/mistral.rs#2043)."""
         driver = Driver(4)
         a, b = driver.submit("a", 7, 8), driver.submit("b", 7, 8)
@@ -213,8 +214,42 @@ class TestPreemption:
         driver.run()
         assert all(done(a, b))
 
-    def test_failure_48_the_preempted_goes_before_those_that_never_started(self):
+    def test_the_oldest_goes_on_even_where_it_would_be_the_cheapest_victim(self):
+        driver = Driver(3)
+        old, young = driver.submit("old", 4, 8), driver.submit("young", 8, 4)
+        driver.step()
+        assert driver.step().preempted == [young]
+        driver.run()
+        assert all(done(old, young))
+
+    def test_among_those_that_share_all_their_pages_with_each_other_the_latest_gives_way(self):
+        driver = Driver(8)
+        driver.submit("a", 4, 8)
+        shared = [driver.submit(name, [1, 2, 3, 4], 8) for name in "bc"]
+        driver.step()
+        assert driver.manager.private_pages([r.row for r in shared]).tolist() == [0, 0]
+        assert driver.scheduler._victims(1, []) == shared[1:]
+
+    def test_failure_48_the_queue_puts_the_preempted_before_those_that_never_started(self):
         """Failure 48 (vllm-project/vllm#41951): stated order, preempted first among equals."""
+        make = Driver(4).request
+        never_started, preempted, urgent = make("n", 1), make("p", 1), make("u", 1, priority=-1)
+        for arrival, request in enumerate((never_started, preempted, urgent)):
+            request.arrival = arrival
+        preempted.preemptions = 1
+        for by_priority, expected in (
+            (False, [preempted, never_started, urgent]),
+            (True, [urgent, preempted, never_started]),
+        ):
+            queue = WaitingQueue(by_priority)
+            for request in (never_started, urgent, preempted):
+                queue.add(request)
+            assert list(queue) == expected
+            queue.remove(preempted)
+            assert list(queue) == [request for request in expected if request is not preempted]
+
+    def test_failure_48_the_preempted_comes_back_before_the_waiting(self):
+        """Failure 48 (vllm-project/vllm#41951), end to end."""
         driver = Driver(4, max_batch_size=2)
         a, b = driver.submit("a", 7, 8), driver.submit("b", 7, 8)
         c = driver.submit("c", 1, 1)

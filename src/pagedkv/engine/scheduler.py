@@ -119,9 +119,7 @@ class Scheduler:
         decodes, preempted = self._extend_decodes()
         budget = self.config.max_num_tokens - len(decodes)
         chunks = self._continue_prefills(budget)
-        budget -= sum(count for _, count in chunks)
-        if not preempted:  # who was just preempted must not be admitted by the step that preempted it
-            chunks += self._admit(budget)
+        chunks += self._admit(budget - sum(count for _, count in chunks))
         return self._step(decodes, chunks, preempted)
 
     def commit(self, step: Step) -> None:
