@@ -145,7 +145,7 @@ def run_recorded(engine: Engine, prompt: list[int], count: int) -> tuple[list[in
     return output, np.stack(seen)
 
 
-@pytest.mark.parametrize(("kv_dtype", "tolerance"), [("float32", 2e-3), ("bfloat16", BF16_LOGIT_TOLERANCE)])
+@pytest.mark.parametrize(("kv_dtype", "tolerance"), [("float32", 5e-4), ("bfloat16", BF16_LOGIT_TOLERANCE)])
 def test_logits_stay_within_tolerance_of_the_reference(
     model: Any, reference: Any, prompts: list[list[int]], kv_dtype: str, tolerance: float
 ) -> None:
@@ -165,7 +165,7 @@ def test_failure_30_a_warm_prompt_has_the_logits_of_a_cold_one(model: Any, promp
     warm_output, warm = run_recorded(engine, prompt, 4)
     assert engine.stats().cached_tokens == (len(prompt) - 1) // 16 * 16
     assert warm_output == cold_output
-    assert np.abs(warm - cold).max() < 2e-3
+    assert np.abs(warm - cold).max() < 5e-4
 
 
 def test_poisoned_free_pages_change_nothing(model: Any, prompts: list[list[int]]) -> None:
