@@ -33,6 +33,7 @@ class Comparison:
 
 def run_demo(console: Console, config: EngineConfig, requests: int, seed: int) -> Comparison:
     """Load the model, run the workload paged and contiguously, show both, compare, and print some answers."""
+    config = config.model_copy(update={"max_queue_size": max(config.max_queue_size, requests)})
     model = load_model(config.model, dtype=config.dtype, report=console.print)
     chats = make_chats(requests, seed)
     prompts = [
@@ -46,7 +47,7 @@ def run_demo(console: Console, config: EngineConfig, requests: int, seed: int) -
     console.print(comparison(paged, contiguous))
     _print_answers(console, chats, paged)
     for error in paged.errors + contiguous.errors:
-        console.print(f"error: {error}", style="red")
+        console.print(Text(f"error: {error}", style="red"))
     return Comparison(paged, contiguous)
 
 
