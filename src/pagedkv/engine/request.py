@@ -57,6 +57,8 @@ class Request:
         computed: tokens whose keys and values are in pages.
         cached_tokens: prompt tokens that the first admission found cached.
         preemptions: how often it has lost its pages.
+        reserved: whether all its pages were set aside when it was admitted, so that it is never preempted.
+        last_step: number of the last step that computed tokens of it.
     """
 
     id: str
