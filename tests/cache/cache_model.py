@@ -33,6 +33,8 @@ class Row:
     indexed: int
     promise: int
     full_prompt_pages: int = field(default=0)
+    entitled: int = 0
+    shares: bool = False
 
 
 class Model:
@@ -82,7 +84,8 @@ class Model:
         own = self._take(-(-len(prompt) // self.page_size) - len(matched))
         cached = len(matched) * self.page_size
         promise = whole - len(matched) - len(own)
-        return Row(namespace, prompt, matched + own, cached, len(matched), promise, len(prompt) // self.page_size)
+        full, entitled = len(prompt) // self.page_size, whole if promise else 0
+        return Row(namespace, prompt, matched + own, cached, len(matched), promise, full, entitled)
 
     def extend(self, numbers: list[int], tokens: list[list[int]]) -> Wait | Never | None:
         rows = [self.rows[number] for number in numbers]
@@ -93,14 +96,107 @@ class Model:
         largest = max((len(row.pages) + more for row, more in zip(rows, need, strict=True)), default=0)
         if largest > self.num_pages:
             return Never(largest, self.num_pages)
-        unpromised = sum(max(more - row.promise, 0) for row, more in zip(rows, need, strict=True))
+        copying = self._copying(rows, tokens)
+        drawn = [more + (number in copying) for number, more in enumerate(need)]
+        unpromised = sum(max(more - row.promise, 0) for row, more in zip(rows, drawn, strict=True))
         if unpromised > self.available - self.promised:
             return Wait(unpromised, self.available - self.promised)
-        for row, new, pages in zip(rows, tokens, need, strict=True):
-            row.promise -= min(row.promise, pages)
+        fresh = self._take(sum(drawn))
+        for number, (row, new) in enumerate(zip(rows, tokens, strict=True)):
+            row.promise -= min(row.promise, drawn[number])
             row.tokens = row.tokens + new
-            row.pages += self._take(pages)
+            row.pages += [fresh.pop() for _ in range(need[number])]
+        for number in copying:
+            old = rows[number].pages
+            at = (len(rows[number].tokens) - len(tokens[number])) // self.page_size
+            old[at], shared = fresh.pop(), old[at]
+            self._drop(shared)
+        written = [row for row, new in zip(rows, tokens, strict=True) if new and row.shares]
+        for row in written:
+            row.shares = False
+        self._settle(written)
         return None
+
+    def _copying(self, rows: list[Row], tokens: list[list[int]]) -> list[int]:
+        """Which of the rows write into a partly filled page that is not theirs alone, and must copy it."""
+        writers = [n for n, row in enumerate(rows) if tokens[n] and len(row.tokens) % self.page_size]
+        tails = {n: rows[n].pages[len(rows[n].tokens) // self.page_size] for n in writers}
+        copying: list[int] = []
+        kept: list[Page] = []
+        for n, page in tails.items():
+            together = sum(other is page for other in tails.values())
+            if page.key is None and together == page.owners and page not in kept:
+                kept.append(page)
+            else:
+                copying.append(n)
+        return copying
+
+    def fork(self, number: int, branches: int, reserve: int) -> list[Row] | Wait:
+        row = self.rows[number]
+        if branches > self.max_rows - len(self.rows):
+            return Wait(branches, self.max_rows - len(self.rows), on="rows")
+        partial = bool(len(row.tokens) % self.page_size)
+        entitled = -(-(len(row.tokens) + reserve) // self.page_size) if reserve else 0
+        needed = branches * (entitled - len(row.pages) + partial) if reserve else 0
+        if partial and row.entitled and not row.shares:
+            needed += 1
+        if needed > self.available - self.promised:
+            return Wait(needed, self.available - self.promised)
+        new = [
+            Row(row.namespace, row.tokens, list(row.pages), row.computed, row.indexed, 0, 0, entitled, partial)
+            for _ in range(branches)
+        ]
+        for page in row.pages:
+            page.owners += branches
+        row.shares = partial
+        self._settle([*new, row], extra=new)
+        return new
+
+    def reorder(self, numbers: list[int], parents: list[int]) -> None:
+        pairs = [(number, parent) for number, parent in zip(numbers, parents, strict=True) if number != parent]
+        old = {number: self.rows[number].pages for number, _ in pairs}
+        new = {number: self.rows[parent] for number, parent in pairs}
+        states = {n: (r.namespace, r.tokens, list(r.pages), r.computed, r.indexed) for n, r in new.items()}
+        for state in states.values():
+            for page in state[2]:
+                self._own(page)
+        for number, state in states.items():
+            row = self.rows[number]
+            row.namespace, row.tokens, row.pages, row.computed, row.indexed = state
+            row.full_prompt_pages = 0
+        for pages in old.values():
+            for page in reversed(pages):
+                self._drop(page)
+        self._mark_and_settle(sorted({n for pair in pairs for n in pair}))
+
+    def trim(self, numbers: list[int], lengths: list[int]) -> None:
+        for number, length in zip(numbers, lengths, strict=True):
+            row = self.rows[number]
+            row.tokens = row.tokens[:length]
+            row.computed = min(row.computed, length)
+            row.indexed = min(row.indexed, length // self.page_size)
+            row.full_prompt_pages = min(row.full_prompt_pages, length // self.page_size)
+            while len(row.pages) > -(-length // self.page_size):
+                self._drop(row.pages.pop())
+        self._mark_and_settle(numbers)
+
+    def _mark_and_settle(self, numbers: list[int]) -> None:
+        rows = [self.rows[number] for number in numbers]
+        for row in rows:
+            tail = row.pages[-1]
+            row.shares = bool(len(row.tokens) % self.page_size) and (tail.owners > 1 or tail.key is not None)
+        self._settle(rows)
+
+    def _settle(self, rows: list[Row], extra: list[Row] | None = None) -> None:
+        """Promises follow what each row with a reservation may still need, as far as pages are there."""
+        goals = [max(row.entitled - len(row.pages), 0) + row.shares if row.entitled else 0 for row in rows]
+        for row, goal in zip(rows, goals, strict=True):
+            row.promise = min(row.promise, goal)
+        room = max(self.available - self.promised - sum(row.promise for row in extra or []), 0)
+        for row, goal in zip(rows, goals, strict=True):
+            given = min(goal - row.promise, room)
+            row.promise += given
+            room -= given
 
     def commit(self, numbers: list[int], counts: list[int]) -> None:
         for number, count in zip(numbers, counts, strict=True):
@@ -121,11 +217,14 @@ class Model:
     def release(self, numbers: list[int]) -> None:
         for number in numbers:
             for page in reversed(self.rows.pop(number).pages):
-                page.owners -= 1
-                if page.owners == 0 and page.key is None:
-                    self.free += 1
-                elif page.owners == 0:
-                    self.idle.append(page)
+                self._drop(page)
+
+    def _drop(self, page: Page) -> None:
+        page.owners -= 1
+        if page.owners == 0 and page.key is None:
+            self.free += 1
+        elif page.owners == 0:
+            self.idle.append(page)
 
     def _pending(self, prompt: list[int], namespace: Hashable, matched: int) -> bool:
         end = (matched + 1) * self.page_size

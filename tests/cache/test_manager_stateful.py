@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagedkv.cache import Admitted, ChainHash, Extended, KVCacheManager, Sequence, audit
+from pagedkv.cache import Admitted, ChainHash, Extended, Forked, KVCacheManager, Sequence, audit
 from pagedkv.errors import InvalidRequestError, StaleSequenceError
 
 MAX_ROWS, MAX_SEQ_LEN = 5, 20
@@ -45,6 +45,7 @@ class Machine(RuleBasedStateMachine):
             prefix_caching=caching,
             hasher=self.hasher,
         )
+        self.store = np.zeros((num_pages + 1, page_size), np.int64)  # what the pages' keys and values would be
         self.live: dict[int, Sequence] = {}
         self.tokens: dict[int, list[int]] = {}
         self.names: dict[int, Hashable] = {}
@@ -61,6 +62,9 @@ class Machine(RuleBasedStateMachine):
     def on_extend(self, answer: Any, rows: list[int], new: list[list[int]]) -> None: ...
     def on_commit(self, rows: list[int], count: list[int]) -> None: ...
     def on_release(self, rows: list[int]) -> None: ...
+    def on_fork(self, answer: Any, row: int, branches: int, reserve: int) -> None: ...
+    def on_reorder(self, rows: list[int], parents: list[int]) -> None: ...
+    def on_trim(self, rows: list[int], lengths: list[int]) -> None: ...
 
     @rule(
         fresh=token_lists,
@@ -93,6 +97,9 @@ class Machine(RuleBasedStateMachine):
         self.live[row], self.tokens[row], self.names[row] = answer.sequence, list(prompt), options["namespace"]
         self.handles.append(answer.sequence)
         self.seen.append(list(prompt))
+        new = range(answer.cached_tokens, len(prompt))
+        slots = self.manager.table.slots([row], [answer.cached_tokens], [len(new)])
+        self.store.reshape(-1)[slots] = prompt[answer.cached_tokens :]
 
     @precondition(lambda self: self.live)
     @rule(pick=picks, count=counts, new=st.integers(0, 2**30), form=st.sampled_from(["default", "one number", "array"]))
@@ -116,6 +123,10 @@ class Machine(RuleBasedStateMachine):
             return
         assert answer.slots.dtype == np.int64
         assert answer.slots.tolist() == self.manager.table.slots(rows, starts, more).tolist()
+        source, target = answer.copies.T
+        assert len(set(target.tolist())) == len(target)
+        self.store[target] = self.store[source]
+        self.store.reshape(-1)[answer.slots] = flat
         for row, tokens in zip(rows, added, strict=True):
             self.tokens[row] += tokens
             self.seen.append(list(self.tokens[row]))
@@ -154,6 +165,56 @@ class Machine(RuleBasedStateMachine):
         for row in rows:
             del self.live[row], self.tokens[row], self.names[row]
 
+    @precondition(lambda self: self.live)
+    @rule(at=st.integers(0, MAX_ROWS - 1), branches=st.integers(1, 3), reserve=st.just(0) | st.integers(0, 5))
+    def fork(self, at: int, branches: int, reserve: int) -> None:
+        row = sorted(self.live)[at % len(self.live)]
+        before = snapshot(self.manager)
+        uncomputed = int(self.manager.table.computed[row]) < len(self.tokens[row])
+        if uncomputed or len(self.tokens[row]) + reserve > MAX_SEQ_LEN:
+            with pytest.raises(InvalidRequestError):
+                self.manager.fork(row, branches, reserve=reserve)
+            assert snapshot(self.manager) == before
+            return
+        answer = self.manager.fork(row, branches, reserve=reserve)
+        self.on_fork(answer, row, branches, reserve)
+        if not isinstance(answer, Forked):
+            assert snapshot(self.manager) == before
+            return
+        for new in answer.sequences:
+            self.live[new.row], self.names[new.row] = new, self.names[row]
+            self.tokens[new.row] = list(self.tokens[row])
+            self.handles.append(new)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=picks, parents=st.lists(st.integers(0, MAX_ROWS - 1), min_size=MAX_ROWS, max_size=MAX_ROWS))
+    def reorder(self, pick: list[int], parents: list[int]) -> None:
+        live = sorted(self.live)
+        rows = [row for row in dict.fromkeys(pick) if row in self.live]
+        above = [live[at % len(live)] for at in parents[: len(rows)]]
+        before = snapshot(self.manager)
+        if any(int(self.manager.table.computed[row]) < len(self.tokens[row]) for row in above):
+            with pytest.raises(InvalidRequestError, match="commit all of them"):
+                self.manager.reorder(rows, above)
+            assert snapshot(self.manager) == before
+            return
+        self.manager.reorder(rows, above)
+        self.on_reorder(rows, above)
+        tokens = [list(self.tokens[row]) for row in above]
+        names = [self.names[row] for row in above]
+        for row, held, name in zip(rows, tokens, names, strict=True):
+            self.tokens[row], self.names[row] = held, name
+
+    @precondition(lambda self: self.live)
+    @rule(pick=picks, count=counts)
+    def trim(self, pick: list[int], count: list[int]) -> None:
+        rows = [row for row in dict.fromkeys(pick) if row in self.live]
+        lengths = [max(1, len(self.tokens[row]) - n) for row, n in zip(rows, count, strict=False)]
+        self.manager.trim(rows, lengths)
+        self.on_trim(rows, lengths)
+        for row, length in zip(rows, lengths, strict=True):
+            self.tokens[row] = self.tokens[row][:length]
+
     @rule(row=st.integers(-1, MAX_ROWS), twice=st.booleans())
     def wrong_rows(self, row: int, twice: bool) -> None:
         if row in self.live and not twice:
@@ -185,6 +246,7 @@ class Machine(RuleBasedStateMachine):
     def every_row_reads_what_was_put_in(self) -> None:
         for row, tokens in self.tokens.items():
             assert int(self.manager.table.length[row]) == len(tokens)
+            assert self.store[self.manager.table.table[row]].reshape(-1)[: len(tokens)].tolist() == tokens
             if self.manager.prefix_caching:
                 assert held_tokens(self.manager, row) == tokens
 
@@ -195,7 +257,10 @@ class Machine(RuleBasedStateMachine):
             for column in range(int(self.manager.table.pages[row])):
                 page = int(self.manager.table.table[row, column])
                 prefix = (self.names[row], tuple(tokens[: (column + 1) * size]))
-                assert meaning.setdefault(page, prefix) == prefix
+                other = meaning.get(page, prefix)
+                short, long = sorted((prefix, other), key=lambda held: len(held[1]))
+                assert (long[0], long[1][: len(short[1])]) == short
+                meaning[page] = long
 
     def pages_add_up(self) -> None:
         usage = self.manager.usage()
@@ -236,6 +301,20 @@ class ExactMachine(Machine):
     def on_release(self, rows: list[int]) -> None:
         self.model.release(rows)
 
+    def on_fork(self, answer: Any, row: int, branches: int, reserve: int) -> None:
+        expected = self.model.fork(row, branches, reserve)
+        if isinstance(expected, list):
+            assert isinstance(answer, Forked), answer
+            self.model.rows |= {new.row: row for new, row in zip(answer.sequences, expected, strict=True)}
+        else:
+            assert answer == expected
+
+    def on_reorder(self, rows: list[int], parents: list[int]) -> None:
+        self.model.reorder(rows, parents)
+
+    def on_trim(self, rows: list[int], lengths: list[int]) -> None:
+        self.model.trim(rows, lengths)
+
     @invariant()
     def verify(self) -> None:
         super().verify()
@@ -273,7 +352,8 @@ class ExactMachine(Machine):
         filled: dict[int, int] = {}
         for row in model.rows.values():
             for column, page in enumerate(row.pages):
-                filled[id(page)] = min(model.page_size, len(row.tokens) - column * model.page_size)
+                seen = min(model.page_size, len(row.tokens) - column * model.page_size)
+                filled[id(page)] = max(filled.get(id(page), 0), seen)
         assert usage.tokens == sum(filled.values())
         assert usage.owned == sum(len(row.pages) for row in model.rows.values())
 
@@ -301,7 +381,7 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
 
     machine.start(**{"num_pages": rng.randint(4, 20), "page_size": rng.randint(1, 4)} | machine.more_settings(rng))
     for _ in range(steps):
-        verb = rng.choices(["admit", "extend", "commit", "decode", "release"], weights=[6, 2, 6, 2, 6])[0]
+        verb = rng.choices(["admit", "extend", "commit", "decode", "release", "branch"], weights=[6, 2, 6, 2, 6, 3])[0]
         if verb == "admit":
             machine.admit(
                 tokens(),
@@ -319,6 +399,12 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
             machine.extend(numbers(MAX_ROWS - 1, 3), numbers(4, MAX_ROWS), rng.getrandbits(30), form)
         elif machine.live and verb == "commit":
             machine.commit(numbers(MAX_ROWS - 1, rng.randint(1, 5)), numbers(6, MAX_ROWS), rng.random() < 0.7)
+        elif machine.live and verb == "branch":
+            machine.fork(rng.randint(0, MAX_ROWS - 1), rng.randint(1, 3), rng.choice([0, rng.randint(1, 5)]))
+            machine.verify()
+            machine.reorder(numbers(MAX_ROWS - 1, 3), numbers(MAX_ROWS - 1, MAX_ROWS))
+            machine.verify()
+            machine.trim(numbers(MAX_ROWS - 1, rng.randint(1, 3)), numbers(6, MAX_ROWS))
         elif machine.live and verb == "decode":
             machine.decode_step(rng.sample(range(MAX_ROWS), MAX_ROWS), rng.choice([1, 2]))
         machine.verify()

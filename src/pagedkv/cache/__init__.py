@@ -4,7 +4,7 @@ from pagedkv.cache.audit import audit, check
 from pagedkv.cache.contiguous import ContiguousManager
 from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.manager import KVCacheManager
-from pagedkv.cache.outcomes import Admitted, CacheManager, Extended, Never, Sequence, Usage, Wait
+from pagedkv.cache.outcomes import Admitted, CacheManager, Extended, Forked, Never, Sequence, Usage, Wait
 
 __all__ = [
     "Admitted",
@@ -12,6 +12,7 @@ __all__ = [
     "ChainHash",
     "ContiguousManager",
     "Extended",
+    "Forked",
     "KVCacheManager",
     "Never",
     "Sequence",

@@ -179,6 +179,17 @@ def _promises_and_names(manager: KVCacheManager) -> Iterator[str]:
     """Promises are covered by pages; names are kept for as long as something uses them."""
     if manager.promised != int(manager.promise.sum()) or (manager.promise < 0).any():
         yield f"{manager.promised} pages are promised, the rows' promises are {manager.promise.tolist()}"
+    for row in range(manager.table.max_rows):
+        entitled, length = int(manager.entitled[row]), int(manager.table.length[row])
+        shares, pages = bool(manager.shares_tail[row]), int(manager.table.pages[row])
+        if int(manager.promise[row]) > (max(entitled - pages, 0) + shares if entitled else 0):
+            yield f"row {row} is promised {manager.promise[row]} pages; it has {pages} of {entitled}"
+        if not manager.table.live[row] and (entitled or shares):
+            yield f"row {row} is closed but entitled to {entitled} pages or marked as sharing its last page"
+        if length % manager.page_size:
+            tail = int(manager.table.table[row, pages - 1])
+            if not shares and (manager.pool.refcount[tail] > 1 or manager.index.indexed[tail]):
+                yield f"page {tail} is partly filled by row {row}, which is not marked, but is shared or indexed"
     if manager.promised > manager.pool.available:
         yield f"{manager.promised} pages are promised, {manager.pool.available} are available"
     users: dict[int, int] = {}

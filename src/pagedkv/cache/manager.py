@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.budget import pages_for_tokens
+from pagedkv.cache import branching
 from pagedkv.cache.checks import (
     check_lengths,
     check_sizes,
@@ -21,7 +22,7 @@ from pagedkv.cache.checks import (
     checked_prompt,
 )
 from pagedkv.cache.hashing import ChainHash, Keys
-from pagedkv.cache.outcomes import Admitted, Extended, Never, Sequence, Usage, Wait
+from pagedkv.cache.outcomes import NO_COPIES, Admitted, Extended, Forked, Never, Sequence, Usage, Wait
 from pagedkv.cache.pool import PagePool, Pages
 from pagedkv.cache.prefix import Namespaces, PrefixIndex
 from pagedkv.cache.ragged import ragged
@@ -76,6 +77,8 @@ class KVCacheManager:
         self.chain_sum = np.zeros(max_rows, np.uint64)  # hash sum of the row's indexed pages
         self.promise = np.zeros(max_rows, np.int32)  # pages set aside for the row and not drawn yet
         self.promised = 0
+        self.entitled = np.zeros(max_rows, np.int32)  # pages in all that the row's reservation is for; 0 without one
+        self.shares_tail = np.zeros(max_rows, np.bool_)  # the last page is partly filled and not the row's to write
         self._pending: dict[int, Keys] = {}  # keys of the full prompt pages of rows that are still computing them
 
     def admit(
@@ -147,6 +150,7 @@ class KVCacheManager:
         self.index_at[row] = cached + self.page_size
         self.promise[row] = whole - matched.size - own.size
         self.promised += int(self.promise[row])
+        self.entitled[row] = whole if whole > matched.size + own.size else 0
         if self.prefix_caching:
             self.index.store_tokens(own, prompt[cached:])
             self.chain_sum[row] = sums[matched.size - 1] if matched.size else self.index.hasher.root_sum(root)
@@ -168,7 +172,7 @@ class KVCacheManager:
             StaleSequenceError, InvalidRequestError: rows or tokens are wrong, or a row would exceed max_seq_len.
         """
         at, ids = self.table.checked(rows), checked_ids(tokens)
-        if _is_one(counts):
+        if _is_one(counts) and not self.shares_tail.any():
             return self._extend_by_one(at, ids)
         count = checked_counts(counts, at.size)
         check_token_count(ids, count)
@@ -176,16 +180,25 @@ class KVCacheManager:
         after = before + count
         check_lengths(at, after, self.max_seq_len)
         need = -(-after // self.page_size) - self.table.pages[at]
-        total = int(need.sum())
+        copying = branching.writers_that_copy(self, at, before, count)
+        total = int(need.sum()) + copying.size
+        copies = NO_COPIES
         if total:
-            refusal = self._draw(at, need, total)
+            drawn = need + np.bincount(copying, minlength=at.size)
+            refusal = self._shortage(at, need, drawn)
             if refusal is not None:
                 return refusal
+            fresh = self._take_for(at, drawn)
+            self.table.append_pages(at, need, fresh[copying.size :])
+            copies = branching.copy_tails(self, at[copying], before[copying], fresh[: copying.size])
         self.table.length[at] = after
+        settled = at[self.shares_tail[at] & (count > 0)]
+        self.shares_tail[settled] = False
+        branching.settle_promises(self, settled)
         slots = self.table.slots_unchecked(at, before, count)
         if self.prefix_caching:
             self.index.tokens.reshape(-1)[slots] = ids
-        return Extended(slots)
+        return Extended(slots, copies)
 
     def _extend_by_one(self, rows: Rows, ids: NDArray[np.int32]) -> Extended | Wait | Never:
         """`extend` for a decode step: a row needs a page exactly when all its pages are full."""
@@ -197,7 +210,7 @@ class KVCacheManager:
         offset = before - column * self.page_size
         growing = np.flatnonzero(offset == 0)
         if growing.size:
-            refusal = self._draw(rows[growing], np.ones(growing.size, np.int64), growing.size)
+            refusal = self._draw(rows[growing], np.ones(growing.size, np.int64))
             if refusal is not None:
                 return refusal
         self.table.length[rows] = before + 1
@@ -237,16 +250,60 @@ class KVCacheManager:
         at = self.table.still_open(sequences)
         if not at.size:
             return
-        orphans = self.pool.drop(self.table.owned(at))
-        kept = self.index.indexed[orphans]
-        self.pool.retire(orphans[kept])
-        self.pool.give_back(orphans[~kept])
+        self.let_go_of(self.pool.drop(self.table.owned(at)))
         self.promised -= int(self.promise[at].sum())
-        self.promise[at] = 0
+        self.promise[at] = self.entitled[at] = 0
+        self.shares_tail[at] = False
         self.table.close(at)
         for row in at.tolist():
             self.namespaces.let_go(int(self.root[row]))
             self._pending.pop(row, None)
+
+    def fork(self, row: int, branches: int = 1, *, reserve: int = 0) -> Forked | Wait:
+        """Open `branches` more rows that continue `row`, sharing every page of it; no page is taken.
+
+        A branch that first writes into a shared, partly filled page gets a copy of it then: see `Extended.copies`.
+
+        Args:
+            reserve: tokens that will be appended to each branch and whose pages, the copy included, are set aside now.
+
+        Raises:
+            StaleSequenceError, InvalidRequestError: no such row, tokens of it not committed, or more than max_seq_len.
+        """
+        return branching.fork(self, row, branches, reserve)
+
+    def reorder(self, rows: ArrayLike, parents: ArrayLike) -> None:
+        """Let each rows[i] continue what parents[i] holds now, all at once: the reordering step of a beam search.
+
+        Args:
+            rows: int [n], all different. parents: int [n], may repeat, and may be rows of the same call.
+
+        Raises:
+            StaleSequenceError, InvalidRequestError: rows are wrong, or tokens of a parent are not committed.
+        """
+        branching.reorder(self, rows, parents)
+
+    def trim(self, rows: ArrayLike, lengths: ArrayLike) -> None:
+        """Keep the first lengths[i] >= 1 tokens of rows[i] and give back the pages behind them.
+
+        Rejected speculative tokens, or a stop string found late. Pages that were indexed stay cached.
+
+        Raises:
+            StaleSequenceError, InvalidRequestError: rows are wrong, or a length is not 1 to the row's length.
+        """
+        branching.trim(self, rows, lengths)
+
+    def let_go_of(self, orphans: Pages) -> None:
+        """Pages that lost their last owner, the first of them oldest, become cached if indexed and free otherwise."""
+        kept = self.index.indexed[orphans]
+        self.pool.retire(orphans[kept])
+        self.pool.give_back(orphans[~kept])
+
+    def drop_pending(self, row: int, pages: int = 0) -> None:
+        """Stop announcing prompt pages of a row beyond its first `pages`."""
+        keys = self._pending.pop(row, _NO_KEYS)[:pages]
+        if keys.size * self.page_size >= self.index_at[row]:
+            self._pending[row] = keys
 
     def match(self, tokens: ArrayLike, namespace: Hashable = None) -> int:
         """Tokens of this prompt that `admit` would find cached now."""
@@ -265,7 +322,10 @@ class KVCacheManager:
         """Where the pages are now. Costs one pass over the reference counts."""
         owned = int(self.table.pages.sum())
         used = self.pool.used
-        tokens = int(self.table.length.sum()) - (owned - used) * self.page_size
+        if self.shares_tail.any():
+            tokens = branching.tokens_held(self)
+        else:  # shared pages are full ones
+            tokens = int(self.table.length.sum()) - (owned - used) * self.page_size
         return Usage(
             self.num_pages,
             used,
@@ -295,20 +355,29 @@ class KVCacheManager:
             return False
         return any(others.size > matched and others[matched] == keys[matched] for others in self._pending.values())
 
-    def _draw(self, rows: Rows, need: NDArray[np.int64], total: int) -> Wait | Never | None:
+    def _draw(self, rows: Rows, need: NDArray[np.int64]) -> Wait | Never | None:
         """Append need[i] pages to rows[i], or say why not."""
-        whole = int((self.table.pages[rows] + need).max())
+        refusal = self._shortage(rows, need, need)
+        if refusal is None:
+            self.table.append_pages(rows, need, self._take_for(rows, need))
+        return refusal
+
+    def _shortage(self, rows: Rows, growth: NDArray[np.int64], drawn: NDArray[np.int64]) -> Wait | Never | None:
+        """Why rows[i] cannot draw drawn[i] pages, by growth[i] of which it becomes longer."""
+        whole = int((self.table.pages[rows] + growth).max())
         if whole > self.num_pages:
             return Never(whole, self.num_pages)
-        kept = np.minimum(self.promise[rows], need)
-        unpromised = total - int(kept.sum())
+        unpromised = int((drawn - np.minimum(self.promise[rows], drawn)).sum())
         free = self.pool.available - self.promised
-        if unpromised > free:
-            return Wait(unpromised, free)
-        self.table.append_pages(rows, need, self._take(total))
+        return Wait(unpromised, free) if unpromised > free else None
+
+    def _take_for(self, rows: Rows, drawn: NDArray[np.int64]) -> Pages:
+        """Hand out drawn[i] pages to each row, from what was set aside for it as far as that reaches."""
+        pages = self._take(int(drawn.sum()))
+        kept = np.minimum(self.promise[rows], drawn)
         self.promise[rows] -= kept.astype(np.int32)
         self.promised -= int(kept.sum())
-        return None
+        return pages
 
     def _take(self, count: int) -> Pages:
         """Hand out pages, evicting the oldest cached ones if the free ones do not suffice."""

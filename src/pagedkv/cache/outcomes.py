@@ -7,13 +7,15 @@ in this pool at all. A refusal of either kind has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.cache.table import PageTable
+
+NO_COPIES: NDArray[np.int32] = np.zeros((0, 2), np.int32)
 
 
 class Sequence(NamedTuple):
@@ -33,9 +35,23 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """The new tokens have their places: `slots` int64 [tokens], page * page_size + offset."""
+    """The new tokens have their places.
+
+    Attributes:
+        slots: int64 [tokens], page * page_size + offset.
+        copies: int32 [pairs, 2], (source, target) pages whose keys and values the store must copy, all at once (reads
+            before writes), before anything is written.
+    """
 
     slots: NDArray[np.int64]
+    copies: NDArray[np.int32] = field(default_factory=lambda: NO_COPIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The branches that now share all pages of the row they were forked from."""
+
+    sequences: tuple[Sequence, ...]
 
 
 @dataclass(frozen=True, slots=True)

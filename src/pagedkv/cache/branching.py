@@ -1,0 +1,213 @@
+"""Fork, reorder and trim: rows that share pages they have not filled, and the copies that keep their writes apart.
+
+::
+
+    fork(row 0) -> row 1         row 0  [ 7 | 3~ ]     page 3 is partly filled and has two owners
+                                 row 1  [ 7 | 3~ ]
+
+    extend(row 1)  copy (3, 9)   row 0  [ 7 | 3~ ]     the first of them to write takes a page of its own
+                                 row 1  [ 7 | 9~ ]     the last one finds itself alone and keeps the old page
+
+A row whose last page is partly filled and shared (or indexed, after a trim) is marked in `shares_tail` until it writes.
+Pages are only ever written by their only owner, and never while the index serves them. Knows nothing about tensors: the
+copies are pairs of page ids for the store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagedkv.budget import pages_for_tokens
+from pagedkv.cache.checks import checked_counts
+from pagedkv.cache.outcomes import Forked, Sequence, Wait
+from pagedkv.cache.ragged import ragged
+from pagedkv.cache.table import Rows
+from pagedkv.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from pagedkv.cache.manager import KVCacheManager
+
+
+def fork(manager: KVCacheManager, row: int, branches: int, reserve: int) -> Forked | Wait:
+    """`KVCacheManager.fork`."""
+    at = manager.table.checked([row])
+    _check_computed(manager, at)
+    if branches < 1 or reserve < 0:
+        raise InvalidRequestError(f"a fork into {branches} branches with {reserve} reserved tokens; at least 1 and 0")
+    length, pages = int(manager.table.length[row]), int(manager.table.pages[row])
+    if length + reserve > manager.max_seq_len:
+        raise InvalidRequestError(f"{length} tokens and {reserve} reserved exceed max_seq_len {manager.max_seq_len}")
+    if branches > manager.table.free_rows:
+        return Wait(branches, manager.table.free_rows, on="rows")
+    partial = length % manager.page_size > 0
+    entitled = pages_for_tokens(length + reserve, manager.page_size) if reserve else 0
+    needed = branches * (entitled - pages + partial) if reserve else 0
+    needed += int(partial and manager.entitled[row] > 0 and not manager.shares_tail[row])
+    free = manager.pool.available - manager.promised
+    if needed > free:
+        return Wait(needed, free)
+    held = manager.table.table[row, :pages].copy()
+    computed, owner = int(manager.table.computed[row]), manager.table.owners[row]
+    manager.pool.acquire(np.tile(held, branches))
+    rows = np.array(
+        [manager.table.open(held, length, computed, f"{owner}/{number}") for number in range(1, branches + 1)], np.int64
+    )
+    manager.namespaces.hold_root(int(manager.root[row]), branches)
+    _take_after(manager, rows, np.full(branches, row, np.int64))
+    manager.entitled[rows] = entitled
+    manager.shares_tail[np.append(rows, row)] = partial
+    settle_promises(manager, np.append(rows, row))
+    return Forked(tuple(Sequence(int(new), int(manager.table.generation[new])) for new in rows))
+
+
+def reorder(manager: KVCacheManager, rows: ArrayLike, parents: ArrayLike) -> None:
+    """`KVCacheManager.reorder`."""
+    at = manager.table.checked(rows)
+    above = np.atleast_1d(np.asarray(parents))
+    if above.shape != at.shape:
+        raise InvalidRequestError(f"{above.size} parents for {at.size} rows")
+    everyone = manager.table.checked(np.unique(above))
+    _check_computed(manager, everyone)
+    changes = np.flatnonzero(at != above)
+    at, above = at[changes], above[changes].astype(np.int64)
+    if not at.size:
+        return
+    table = manager.table
+    old, old_roots = table.owned(at), manager.root[at].tolist()
+    entries, pages = table.table[above], table.pages[above]
+    length, computed = table.length[above], table.computed[above]
+    manager.pool.acquire(table.owned(above))
+    for root in manager.root[above].tolist():
+        manager.namespaces.hold_root(root)
+    _take_after(manager, at, above)
+    table.table[at], table.pages[at], table.length[at], table.computed[at] = entries, pages, length, computed
+    manager.let_go_of(manager.pool.drop(old))
+    for root, row in zip(old_roots, at.tolist(), strict=True):
+        manager.namespaces.let_go(root)
+        manager.drop_pending(row)
+    both = np.union1d(at, above)
+    mark_tails(manager, both)
+    settle_promises(manager, both)
+
+
+def trim(manager: KVCacheManager, rows: ArrayLike, lengths: ArrayLike) -> None:
+    """`KVCacheManager.trim`."""
+    table, size = manager.table, manager.page_size
+    at = table.checked(rows)
+    keep = checked_counts(lengths, at.size, "length")
+    wrong = (keep < 1) | (keep > table.length[at])
+    if wrong.any():
+        row, asked = int(at[wrong][0]), int(keep[wrong][0])
+        raise InvalidRequestError(
+            f"row {row} cannot keep {asked} tokens; it has {table.length[row]}, and keeps at least 1"
+        )
+    _forget_indexed(manager, at, keep // size)
+    before = table.pages[at].astype(np.int64)
+    after = -(-keep // size)
+    group, offset = ragged(before - after)
+    owner, column = at[group], before[group] - 1 - offset  # each row's last page first
+    dropped = table.at(owner, column)
+    table.table[owner, column] = 0
+    table.pages[at] = after
+    table.length[at] = keep
+    table.computed[at] = np.minimum(table.computed[at], keep)
+    manager.let_go_of(manager.pool.drop(dropped))
+    for row in at.tolist():
+        manager.drop_pending(row, int(table.length[row]) // size)
+    mark_tails(manager, at)
+    settle_promises(manager, at)
+
+
+def writers_that_copy(
+    manager: KVCacheManager, rows: Rows, before: NDArray[np.int64], counts: NDArray[np.int64]
+) -> Rows:
+    """Which of `rows` (as indices) must copy their last page before they append counts[i] tokens to before[i]."""
+    marked = np.flatnonzero(manager.shares_tail[rows] & (counts > 0))
+    tails = manager.table.at(rows[marked], before[marked] // manager.page_size)
+    page, first, writers = np.unique(tails, return_index=True, return_counts=True)
+    copies = np.ones(marked.size, np.bool_)
+    # Where all owners write in this very call, one of them keeps the page, unless the index serves it.
+    copies[first[(writers == manager.pool.refcount[page]) & ~manager.index.indexed[page]]] = False
+    return marked[copies]
+
+
+def copy_tails(
+    manager: KVCacheManager, rows: Rows, before: NDArray[np.int64], fresh: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """Give rows[i] the page fresh[i] instead of its shared last one; returns int32 [rows, 2], (source, target)."""
+    column = before // manager.page_size
+    source = manager.table.at(rows, column)
+    manager.index.tokens[fresh] = manager.index.tokens[source]
+    manager.table.table[rows, column] = fresh
+    manager.let_go_of(manager.pool.drop(source))
+    return np.stack((source, fresh), axis=1)
+
+
+def mark_tails(manager: KVCacheManager, rows: Rows) -> None:
+    """Note which rows' last page is partly filled and not theirs alone to write."""
+    length = manager.table.length[rows].astype(np.int64)
+    tail = manager.table.at(rows, np.maximum(manager.table.pages[rows].astype(np.int64) - 1, 0))
+    common = (manager.pool.refcount[tail] > 1) | manager.index.indexed[tail]
+    manager.shares_tail[rows] = common & (length % manager.page_size > 0)
+
+
+def settle_promises(manager: KVCacheManager, rows: Rows) -> None:
+    """Promise each row that was admitted with a reservation what it still may need, as far as pages are available."""
+    left = np.maximum(manager.entitled[rows] - manager.table.pages[rows], 0) + manager.shares_tail[rows]
+    goal = np.where(manager.entitled[rows] > 0, left, 0)
+    had = manager.promise[rows]
+    kept = np.minimum(had, goal)
+    manager.promised -= int((had - kept).sum())
+    want = goal - kept
+    room = max(manager.pool.available - manager.promised, 0)
+    given = np.clip(room - (np.cumsum(want) - want), 0, want)
+    manager.promise[rows] = kept + given
+    manager.promised += int(given.sum())
+
+
+def tokens_held(manager: KVCacheManager) -> int:
+    """Tokens in used pages, each page counted once, with as many tokens as the owner that sees most of it."""
+    rows = np.flatnonzero(manager.table.live)
+    group, column = ragged(manager.table.pages[rows].astype(np.int64))
+    seen = np.minimum(manager.table.length[rows[group]] - column * manager.page_size, manager.page_size)
+    filled = np.zeros(manager.num_pages + 1, np.int64)
+    np.maximum.at(filled, manager.table.at(rows[group], column), seen)
+    return int(filled.sum())
+
+
+def _take_after(manager: KVCacheManager, rows: Rows, parents: Rows) -> None:
+    """Let rows[i] stand in the index where parents[i] stands."""
+    for state in (manager.root, manager.indexed, manager.index_at, manager.chain_sum):
+        state[rows] = state[parents]
+
+
+def _check_computed(manager: KVCacheManager, rows: Rows) -> None:
+    """Raise InvalidRequestError if a row has tokens that two branches would both have to compute."""
+    missing = manager.table.length[rows] - manager.table.computed[rows]
+    if missing.any():
+        row = int(rows[missing > 0][0])
+        raise InvalidRequestError(
+            f"row {row} has {manager.table.length[row]} tokens of which {manager.table.computed[row]} are computed; "
+            "commit all of them before it branches"
+        )
+
+
+def _forget_indexed(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) -> None:
+    """Take back the rows' place in the index to their first full[i] pages; the index keeps the pages themselves."""
+    first = np.minimum(manager.indexed[rows], full)
+    counts = (manager.indexed[rows] - first).astype(np.int64)
+    if not counts.any():
+        return
+    group, offset = ragged(counts)
+    column = first[group] + offset
+    pages = manager.table.at(rows[group], column)
+    sums = manager.index.hasher.page_sums(manager.index.tokens[pages], column)
+    taken = np.zeros(rows.size, np.uint64)
+    np.add.at(taken, group, sums)
+    manager.chain_sum[rows] -= taken
+    manager.indexed[rows] = first
+    back = (counts > 0) & (manager.index_at[rows] != np.iinfo(np.int32).max)
+    manager.index_at[rows[back]] = (first[back] + 1) * manager.page_size
