@@ -226,3 +226,20 @@ def test_copies_are_pairs_for_a_store() -> None:
     assert isinstance(answer, Extended)
     assert answer.copies.shape == (0, 2)
     assert answer.copies.dtype == np.int32
+
+
+def test_nobody_waits_for_prompt_pages_that_a_trim_took_away() -> None:
+    manager = tiny(num_pages=8)
+    a = admitted(manager, [1, 2, 3, 4, 5, 6, 7, 8, 9]).sequence
+    manager.trim([a.row], [5])
+    manager.commit([a.row], 5)
+    assert admitted(manager, [1, 2, 3, 4, 5, 6, 7, 8, 9], share_pending=True).cached_tokens == 4
+
+
+def test_nobody_waits_for_prompt_pages_of_a_row_that_continues_another() -> None:
+    manager = tiny(num_pages=8)
+    a = computed(manager, [7, 7]).sequence
+    b = admitted(manager, [1, 2, 3, 4, 5]).sequence
+    manager.reorder([b.row], [a.row])
+    check(manager)
+    admitted(manager, [1, 2, 3, 4, 5], share_pending=True)
