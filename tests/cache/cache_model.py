@@ -40,8 +40,9 @@ class Row:
 class Model:
     """The allocator that KVCacheManager must agree with."""
 
-    def __init__(self, num_pages: int, page_size: int, max_rows: int, caching: bool) -> None:
+    def __init__(self, num_pages: int, page_size: int, max_rows: int, caching: bool, partial: bool = False) -> None:
         self.num_pages, self.page_size, self.max_rows, self.caching = num_pages, page_size, max_rows, caching
+        self.partial = partial
         self.free = num_pages
         self.idle: list[Page] = []
         self.index: dict[Key, Page] = {}
@@ -64,6 +65,20 @@ class Model:
             found.append(page)
         return found
 
+    def part(self, prompt: list[int], namespace: Hashable, matched: int) -> int:
+        """Most tokens after the match with which some cached page goes on, at least one token left out."""
+        shared = prompt[: matched * self.page_size]
+        rest = prompt[len(shared) : -1]
+        ends = [
+            key[1][len(shared) :] for key in self.index if key[0] == namespace and list(key[1][: len(shared)]) == shared
+        ]
+        nexts = [end for end in ends if len(end) == self.page_size]
+        common = [
+            next((i for i, (a, b) in enumerate(zip(end, rest, strict=False)) if a != b), min(len(end), len(rest)))
+            for end in nexts
+        ]
+        return max(common, default=0) if self.partial else 0
+
     def admit(
         self, prompt: list[int], namespace: Hashable, reserve: int, headroom: int, share_pending: bool
     ) -> Row | Wait | Never:
@@ -79,10 +94,11 @@ class Model:
         free = self.available - self.promised - sum(page.owners == 0 for page in matched)
         if needed > free:
             return Wait(needed, max(free, 0))
+        part = self.part(prompt, namespace, len(matched))
         for page in matched:
             self._own(page)
         own = self._take(-(-len(prompt) // self.page_size) - len(matched))
-        cached = len(matched) * self.page_size
+        cached = len(matched) * self.page_size + part
         promise = whole - len(matched) - len(own)
         full, entitled = len(prompt) // self.page_size, whole if promise else 0
         return Row(namespace, prompt, matched + own, cached, len(matched), promise, full, entitled)

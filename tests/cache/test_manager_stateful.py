@@ -36,13 +36,14 @@ class Machine(RuleBasedStateMachine):
     def start(self, num_pages: int, page_size: int) -> None:
         self.build(num_pages, page_size, caching=True)
 
-    def build(self, num_pages: int, page_size: int, caching: bool) -> None:
+    def build(self, num_pages: int, page_size: int, caching: bool, partial: bool = True) -> None:
         self.manager = KVCacheManager(
             num_pages,
             page_size,
             max_rows=MAX_ROWS,
             max_seq_len=MAX_SEQ_LEN,
             prefix_caching=caching,
+            partial_reuse=partial,
             hasher=self.hasher,
         )
         self.store = np.zeros((num_pages + 1, page_size), np.int64)  # what the pages' keys and values would be
@@ -97,6 +98,8 @@ class Machine(RuleBasedStateMachine):
         self.live[row], self.tokens[row], self.names[row] = answer.sequence, list(prompt), options["namespace"]
         self.handles.append(answer.sequence)
         self.seen.append(list(prompt))
+        source, target = answer.copies.T
+        self.store[target] = self.store[source]
         new = range(answer.cached_tokens, len(prompt))
         slots = self.manager.table.slots([row], [answer.cached_tokens], [len(new)])
         self.store.reshape(-1)[slots] = prompt[answer.cached_tokens :]
@@ -276,8 +279,8 @@ class ExactMachine(Machine):
 
     @initialize(num_pages=st.integers(3, 16), page_size=st.integers(1, 4), caching=st.integers(0, 7))
     def start(self, num_pages: int, page_size: int, caching: int) -> None:
-        self.build(num_pages, page_size, caching > 0)
-        self.model = Model(num_pages, page_size, MAX_ROWS, caching > 0)
+        self.build(num_pages, page_size, caching > 0, caching % 2 > 0)
+        self.model = Model(num_pages, page_size, MAX_ROWS, caching > 0, caching % 2 > 0)
 
     def more_settings(self, rng: random.Random) -> dict[str, int]:
         return {"caching": rng.randint(0, 7)}
@@ -360,7 +363,9 @@ class ExactMachine(Machine):
     def match_foretells_the_next_admission(self) -> None:
         for prompt in self.seen[-3:]:
             for name in NAMESPACES[:2]:
-                assert self.manager.match(prompt, name) == len(self.model.match(prompt, name)) * self.model.page_size
+                pages = len(self.model.match(prompt, name))
+                expected = pages * self.model.page_size + self.model.part(prompt, name, pages)
+                assert self.manager.match(prompt, name) == expected
 
 
 class CollidingMachine(Machine):

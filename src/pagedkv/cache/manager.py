@@ -49,6 +49,7 @@ class KVCacheManager:
         max_rows: most sequences at once.
         max_seq_len: most tokens of one sequence.
         prefix_caching: share and keep the pages of common prefixes.
+        partial_reuse: where a prompt diverges inside a cached page, copy the part that matches; see `Admitted.copies`.
         hasher: where keys come from; None for one with a seed of its own.
     """
 
@@ -60,6 +61,7 @@ class KVCacheManager:
         max_rows: int,
         max_seq_len: int,
         prefix_caching: bool = True,
+        partial_reuse: bool = False,
         hasher: ChainHash | None = None,
     ) -> None:
         check_sizes(num_pages, page_size, max_rows, max_seq_len)
@@ -67,6 +69,7 @@ class KVCacheManager:
         self.page_size = page_size
         self.max_seq_len = max_seq_len
         self.prefix_caching = prefix_caching
+        self.partial_reuse = partial_reuse and prefix_caching
         self.pool = PagePool(num_pages)
         self.table = PageTable(max_rows, pages_for_tokens(max_seq_len, page_size), page_size)
         self.index = PrefixIndex(num_pages, page_size, hasher or ChainHash())
@@ -141,22 +144,24 @@ class KVCacheManager:
         owner: str,
     ) -> Admitted:
         """Carry out an admission that is known to succeed. The match is pinned before anything is evicted."""
-        cached = matched.size * self.page_size
+        shared = matched.size * self.page_size
+        source, part = self._part(prompt, matched, root)
         self.pool.acquire(matched)
         own = self._take(pages_for_tokens(prompt.size, self.page_size) - matched.size)
-        row = self.table.open(np.concatenate((matched, own)), prompt.size, cached, owner)
+        row = self.table.open(np.concatenate((matched, own)), prompt.size, shared + part, owner)
         self.root[row] = root
         self.indexed[row] = matched.size
-        self.index_at[row] = cached + self.page_size
+        self.index_at[row] = shared + self.page_size
         self.promise[row] = whole - matched.size - own.size
         self.promised += int(self.promise[row])
         self.entitled[row] = whole if whole > matched.size + own.size else 0
         if self.prefix_caching:
-            self.index.store_tokens(own, prompt[cached:])
+            self.index.store_tokens(own, prompt[shared:])
             self.chain_sum[row] = sums[matched.size - 1] if matched.size else self.index.hasher.root_sum(root)
             if keys.size > matched.size:
                 self._pending[row] = keys
-        return Admitted(Sequence(row, int(self.table.generation[row])), cached)
+        copies = np.array([(source, own[0])], np.int32) if part else NO_COPIES
+        return Admitted(Sequence(row, int(self.table.generation[row])), shared + part, copies)
 
     def extend(self, rows: ArrayLike, tokens: ArrayLike, counts: ArrayLike = 1) -> Extended | Wait | Never:
         """Append tokens to rows: counts[i] of `tokens` to rows[i], for all rows or for none.
@@ -308,7 +313,9 @@ class KVCacheManager:
     def match(self, tokens: ArrayLike, namespace: Hashable = None) -> int:
         """Tokens of this prompt that `admit` would find cached now."""
         prompt = checked_prompt(tokens, 0, 0, self.max_seq_len)
-        return int(self._match(prompt, self.namespaces.find(namespace))[0].size) * self.page_size
+        root = self.namespaces.find(namespace)
+        matched = self._match(prompt, root)[0]
+        return matched.size * self.page_size + self._part(prompt, matched, root)[1]
 
     def private_pages(self, rows: ArrayLike) -> NDArray[np.int64]:
         """Pages of each row that nobody else owns: what releasing that row alone would bring."""
@@ -348,6 +355,17 @@ class KVCacheManager:
         keys = self.index.hasher.finish(sums)
         usable = (prompt.size - 1) // self.page_size
         return self.index.match(tokens[:usable], keys[:usable], root), keys, sums
+
+    def _part(self, prompt: NDArray[np.int32], matched: Pages, root: int) -> tuple[int, int]:
+        """A cached page that begins like the prompt's first page that did not match, and for how many tokens.
+
+        It need not be pinned: if this very admission evicts it, the copy still reads it before anything is written.
+        """
+        shared = matched.size * self.page_size
+        rest = prompt[shared : min(shared + self.page_size, prompt.size - 1)]
+        if not self.partial_reuse or not rest.size:
+            return 0, 0
+        return self.index.longest_part(int(matched[-1]) if matched.size else root, rest)
 
     def _is_pending(self, keys: Keys, matched: int, length: int) -> bool:
         """Is the first page that did not match just being computed by another row?"""

@@ -27,10 +27,17 @@ class Sequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The prompt has its pages. The first `cached_tokens` of them hold keys and values already."""
+    """The prompt has its pages. The first `cached_tokens` of its tokens need not be computed.
+
+    Attributes:
+        sequence: the row.
+        cached_tokens: whole pages that are shared, and the part of a page in `copies`.
+        copies: int32 [pairs, 2], as in `Extended`: a page whose first tokens are the prompt's, copied, not shared.
+    """
 
     sequence: Sequence
     cached_tokens: int
+    copies: NDArray[np.int32] = field(default_factory=lambda: NO_COPIES, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

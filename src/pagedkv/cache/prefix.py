@@ -82,6 +82,23 @@ class PrefixIndex:
         different = (self.tokens[pages[:end]] != tokens[:end]).any(axis=1)
         return pages[: int(np.argmax(different)) if different.any() else end]
 
+    def longest_part(self, parent: int, tokens: NDArray[np.int32]) -> tuple[int, int]:
+        """The indexed page after `parent` that begins with most of `tokens`, and with how many; (0, 0) if none does.
+
+        One comparison per page of the pool: a divergence within a page happens once per prompt.
+
+        Args:
+            parent: a page, or the negative number of a namespace's root.
+            tokens: int32 [n], 1 <= n <= page_size.
+        """
+        pages = np.flatnonzero((self.parent == parent) & self.indexed)
+        if not pages.size or not parent:
+            return 0, 0
+        equal = self.tokens[pages, : tokens.size] == tokens
+        lengths = np.where(equal.all(axis=1), tokens.size, equal.argmin(axis=1))
+        best = int(lengths.argmax())
+        return (int(pages[best]), int(lengths[best])) if lengths[best] else (0, 0)
+
     def resolve(
         self, own: Pages, keys: Keys, above_first: NDArray[np.int32], counts: NDArray[np.int64]
     ) -> tuple[Pages, NDArray[np.int32], NDArray[np.bool_]]:
