@@ -56,8 +56,7 @@ _NOT_IMPLEMENTED = MappingProxyType(
         "speculative_config": "speculative decoding is not served",
         "tensor_parallel_size": "a model runs on one device",
         "kv_cache_config.avg_seq_len": "the pool is not split by an expected length",
-        "kv_cache_config.copy_on_partial_reuse": "prefixes are shared in whole pages",
-        "kv_cache_config.enable_partial_reuse": "prefixes are shared in whole pages",
+        "kv_cache_config.copy_on_partial_reuse": "a part of a page is always copied, never moved",
         "kv_cache_config.event_buffer_max_size": "KV events are not published",
         "kv_cache_config.free_gpu_memory_fraction": "the budget is absolute: max_memory or max_tokens",
         "kv_cache_config.host_cache_size": "there is no second tier of memory",
@@ -159,6 +158,7 @@ class KVCacheConfig(_Settings):
             page per request on average), and 16 tokens are what the CPU kernel's vector holds.
         dtype: element type of keys and values; "auto" is bfloat16, half the bytes of float32.
         enable_block_reuse: share the pages of equal prefixes between requests.
+        enable_partial_reuse: where a prompt diverges inside a cached page, copy the part that matches.
     """
 
     max_memory: Bytes | None = Field(default=None, validation_alias=AliasChoices("max_memory", "max_gpu_total_bytes"))
@@ -168,6 +168,7 @@ class KVCacheConfig(_Settings):
     )
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     enable_block_reuse: bool = True
+    enable_partial_reuse: bool = False
 
     @property
     def page_size(self) -> int:

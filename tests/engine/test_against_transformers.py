@@ -119,9 +119,10 @@ def test_failure_109_the_same_tokens_for_every_cache_chunk_and_preemption(model:
     """Failure 109 (modular/modular#6681): cache on and off, chunks of less, exactly and more than a page, or all."""
     few = [sorted(prompts, key=len)[i] for i in (2, 12, 25)]
     answers = set()
-    for reuse in (True, False):
+    for reuse in ("whole pages", "parts of pages", "none"):
         for step_tokens in (15, 16, 17, 512):
-            cache = {"max_tokens": 512, "dtype": "float32", "enable_block_reuse": reuse}
+            cache: dict[str, Any] = {"max_tokens": 512, "dtype": "float32", "enable_block_reuse": reuse != "none"}
+            cache["enable_partial_reuse"] = reuse == "parts of pages"
             config = EngineConfig(max_seq_len=256, max_num_tokens=step_tokens, kv_cache_config=cache)
             engine = Engine(model, config)
             for _ in range(2):  # the second time is warm where reuse is on

@@ -280,3 +280,18 @@ class TestLLM:
     def test_unknown_settings_are_refused_by_name(self):
         with pytest.raises(ConfigError, match="max_batch_sise"):
             LLM(max_batch_sise=3)
+
+
+def test_partial_reuse_finds_all_but_the_last_token_of_a_prompt_seen_before():
+    cache = {"max_tokens": 8 * 16, "enable_partial_reuse": True}
+    engine = Engine(FakeModel(), EngineConfig(max_seq_len=96, kv_cache_config=cache))
+    prompt = "abcdefghijklmnopqrstuvwxyzabcdefgh"
+    copies = []
+    copy_pages = engine.store.copy_pages
+    engine.store.copy_pages = lambda source, target: (copies.append(len(source)), copy_pages(source, target))
+    for cached in (0, 32):
+        name = engine.add_request(prompt, greedy(3))
+        assert drain(engine)[name][1].num_cached_tokens == cached
+    name = engine.add_request(prompt[:30], greedy(3))
+    assert drain(engine)[name][1].num_cached_tokens == 29
+    assert copies == [1]

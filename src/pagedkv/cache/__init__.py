@@ -4,9 +4,10 @@ from pagedkv.cache.audit import audit, check
 from pagedkv.cache.contiguous import ContiguousManager
 from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.manager import KVCacheManager
-from pagedkv.cache.outcomes import Admitted, CacheManager, Extended, Forked, Never, Sequence, Usage, Wait
+from pagedkv.cache.outcomes import NO_COPIES, Admitted, CacheManager, Extended, Forked, Never, Sequence, Usage, Wait
 
 __all__ = [
+    "NO_COPIES",
     "Admitted",
     "CacheManager",
     "ChainHash",

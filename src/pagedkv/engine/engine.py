@@ -279,4 +279,5 @@ def _make_manager(num_pages: int, config: EngineConfig, max_seq_len: int, alloca
         max_rows=rows,
         max_seq_len=max_seq_len,
         prefix_caching=config.kv_cache_config.enable_block_reuse,
+        partial_reuse=config.kv_cache_config.enable_partial_reuse,
     )

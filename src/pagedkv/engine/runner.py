@@ -22,6 +22,8 @@ class ModelRunner:
 
     def logits(self, step: Step, table: PageTable) -> torch.Tensor:
         """Compute the step's tokens; returns logits of the requests that sample, float32 [samples, vocabulary]."""
+        if step.copies.size:
+            self.store.copy_pages(step.copies[:, 0], step.copies[:, 1])
         plan = self.store.backend.plan(attention_batch(step, table))
         group, offset = ragged(step.counts)
         last = np.cumsum(step.counts) - 1

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.budget import pages_for_tokens
-from pagedkv.cache import Admitted, CacheManager, Extended, Never, Wait
+from pagedkv.cache import NO_COPIES, Admitted, CacheManager, Extended, Never, Wait
 from pagedkv.config import EngineConfig
 from pagedkv.engine.request import FinishReason, Request, Status
 from pagedkv.engine.waiting import WaitingQueue
@@ -33,6 +33,7 @@ class Step:
         samples: bool [requests]; whether the request's last token here is its last known one, so that the step
             yields its next token.
         preempted: requests that lost their pages to make room.
+        copies: int32 [pairs, 2]; (source, target) pages to copy before anything of the step is written.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -42,6 +43,7 @@ class Step:
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     samples: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     preempted: list[Request] = field(default_factory=list)
+    copies: NDArray[np.int32] = field(default_factory=lambda: NO_COPIES)
 
 
 class Scheduler:
@@ -119,8 +121,8 @@ class Scheduler:
         decodes, preempted = self._extend_decodes()
         budget = self.config.max_num_tokens - len(decodes)
         chunks = self._continue_prefills(budget)
-        chunks += self._admit(budget - sum(count for _, count in chunks))
-        return self._step(decodes, chunks, preempted)
+        admitted, copies = self._admit(budget - sum(count for _, count in chunks))
+        return self._step(decodes, chunks + admitted, preempted, copies)
 
     def commit(self, step: Step) -> None:
         """Keys and values of the step's tokens have been computed."""
@@ -211,13 +213,16 @@ class Scheduler:
                 budget -= count
         return chunks
 
-    def _admit(self, budget: int) -> list[tuple[Request, int]]:
-        """Admit waiting requests in order while there are tokens, rows and pages for them; returns their first chunks.
+    def _admit(self, budget: int) -> tuple[list[tuple[Request, int]], NDArray[np.int32]]:
+        """Admit waiting requests in order while there are tokens, rows and pages for them.
+
+        Returns their first chunks, and the page copies that they begin with.
 
         A request whose next prefix page is being computed by another is passed over, so that a burst of equal prompts
         computes its prefix once.
         """
         chunks: list[tuple[Request, int]] = []
+        copies = [NO_COPIES]
         held = 0
         for request in list(self.waiting):
             if not budget or held >= _MOST_HELD or len(self.running) >= self.config.max_batch_size:
@@ -229,10 +234,11 @@ class Scheduler:
             if isinstance(outcome, Wait):
                 break
             self._start(request, outcome)
+            copies.append(outcome.copies)
             count = self._chunk(request, budget)
             chunks.append((request, count))
             budget -= count
-        return chunks
+        return chunks, np.concatenate(copies)
 
     def _try_admit(self, request: Request) -> Admitted | Wait:
         """Ask the manager for a row and pages for all known tokens, with a reservation where the policy wants one."""
@@ -271,7 +277,13 @@ class Scheduler:
         aligned = budget - (request.computed + budget) % self.manager.page_size
         return aligned if aligned > 0 else budget
 
-    def _step(self, decodes: list[Request], chunks: list[tuple[Request, int]], preempted: list[Request]) -> Step:
+    def _step(
+        self,
+        decodes: list[Request],
+        chunks: list[tuple[Request, int]],
+        preempted: list[Request],
+        copies: NDArray[np.int32],
+    ) -> Step:
         """The flat arrays of a step."""
         requests = decodes + [request for request, _ in chunks]
         counts = [1] * len(decodes) + [count for _, count in chunks]
@@ -289,6 +301,7 @@ class Scheduler:
                 [r.computed + n == r.known_tokens for r, n in zip(requests, counts, strict=True)], np.bool_
             ),
             preempted=preempted,
+            copies=copies,
         )
 
 
