@@ -5,8 +5,10 @@ from pagedkv.cache.contiguous import ContiguousManager
 from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.manager import KVCacheManager
 from pagedkv.cache.outcomes import Admitted, CacheManager, Extended, Never, Sequence, Usage, Wait
+from pagedkv.cache.retention import EVERY_NAMESPACE, Pinned, ResetResult
 
 __all__ = [
+    "EVERY_NAMESPACE",
     "Admitted",
     "CacheManager",
     "ChainHash",
@@ -14,6 +16,8 @@ __all__ = [
     "Extended",
     "KVCacheManager",
     "Never",
+    "Pinned",
+    "ResetResult",
     "Sequence",
     "Usage",
     "Wait",

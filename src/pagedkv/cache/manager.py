@@ -25,6 +25,7 @@ from pagedkv.cache.outcomes import Admitted, Extended, Never, Sequence, Usage, W
 from pagedkv.cache.pool import PagePool, Pages
 from pagedkv.cache.prefix import Namespaces, PrefixIndex
 from pagedkv.cache.ragged import ragged
+from pagedkv.cache.retention import EVERY_NAMESPACE, Pinned, Pins, ResetResult, pages_under
 from pagedkv.cache.table import PageTable, Rows
 
 _NO_PAGES: Pages = np.zeros(0, np.int32)
@@ -41,6 +42,8 @@ class KVCacheManager:
         extend(rows, tokens)     one more place per token; a page only where a row crosses a page's end
         commit(rows, counts)     keys and values of the next `counts` tokens are in place: index the full pages
         release(sequences)       pages without another owner become cached (if indexed) or free
+        pin(tokens), unpin       keep a cached prefix from eviction
+        reset()                  forget what is cached; no later prompt shares it
 
     Args:
         num_pages: usable pages; ids run from 1 to num_pages, page 0 is the null page.
@@ -70,6 +73,7 @@ class KVCacheManager:
         self.table = PageTable(max_rows, pages_for_tokens(max_seq_len, page_size), page_size)
         self.index = PrefixIndex(num_pages, page_size, hasher or ChainHash())
         self.namespaces = Namespaces()
+        self.pins = Pins(self.pool, self.index)
         self.root = np.zeros(max_rows, np.int32)
         self.indexed = np.zeros(max_rows, np.int32)  # leading pages of the row that the index holds
         self.index_at = np.zeros(max_rows, np.int32)  # computed tokens from which on the row has a page to index
@@ -253,6 +257,52 @@ class KVCacheManager:
         prompt = checked_prompt(tokens, 0, 0, self.max_seq_len)
         return int(self._match(prompt, self.namespaces.find(namespace))[0].size) * self.page_size
 
+    def pin(self, tokens: ArrayLike, namespace: Hashable = None) -> Pinned | Wait:
+        """Keep the longest cached prefix of `tokens`, in whole pages, from eviction until `unpin`.
+
+        Pinned pages count as used, and prompts that fit into the pool only without them wait. If nothing is cached,
+        the handle says 0 tokens. Wait is the answer where promised pages would no longer be covered.
+
+        Raises:
+            InvalidRequestError: no tokens, negative ids, or more than max_seq_len of them.
+        """
+        prompt = checked_prompt(tokens, 0, 0, self.max_seq_len)
+        one_more = np.append(prompt, np.int32(0))  # a match always leaves a token to compute; here it is not theirs
+        pages = self._match(one_more, self.namespaces.find(namespace))[0]
+        idle = int(np.count_nonzero(self.pool.refcount[pages] == 0))
+        free = self.pool.available - self.promised
+        return Wait(idle, free) if idle > free else self.pins.add(pages)
+
+    def unpin(self, pinned: Pinned) -> None:
+        """Give back what `pin` held; a second time does nothing.
+
+        Raises:
+            StaleSequenceError: a handle that this manager never handed out.
+        """
+        self.pins.remove(pinned)
+
+    def reset(self, *, namespace: Hashable = EVERY_NAMESPACE) -> ResetResult:
+        """Forget all cached content, or one namespace's (None is one): the weights have changed, a tenant has left.
+
+        No later prompt shares a page that was indexed before. Live rows and pins keep theirs; what those rows have
+        computed or will compute is not indexed any more, since it attends to what was forgotten.
+
+        Raises:
+            InvalidRequestError: the namespace cannot be hashed.
+        """
+        root = None if namespace is EVERY_NAMESPACE else self.namespaces.find(namespace)
+        pages = pages_under(self.index, root)
+        rows = np.flatnonzero(self.table.live if root is None else self.table.live & (self.root == root))
+        self.indexed[rows] = 0
+        self.index_at[rows] = _NEVER
+        for row in rows.tolist():
+            self._pending.pop(row, None)
+        dropped = pages[self.pool.refcount[pages] == 0]
+        self._forget(pages)
+        self.pool.withdraw(dropped)
+        self.pool.give_back(dropped)
+        return ResetResult(int(dropped.size), int(pages.size - dropped.size))
+
     def private_pages(self, rows: ArrayLike) -> NDArray[np.int64]:
         """Pages of each row that nobody else owns: what releasing that row alone would bring."""
         at = self.table.checked(rows)
@@ -263,9 +313,10 @@ class KVCacheManager:
 
     def usage(self) -> Usage:
         """Where the pages are now. Costs one pass over the reference counts."""
-        owned = int(self.table.pages.sum())
+        alone = self.pins.alone  # full pages that no row counts
+        owned = int(self.table.pages.sum()) + alone
         used = self.pool.used
-        tokens = int(self.table.length.sum()) - (owned - used) * self.page_size
+        tokens = int(self.table.length.sum()) + (alone - owned + used) * self.page_size
         return Usage(
             self.num_pages,
             used,
@@ -314,11 +365,16 @@ class KVCacheManager:
         """Hand out pages, evicting the oldest cached ones if the free ones do not suffice."""
         if count > self.pool.free:
             evicted = self.pool.oldest(count - self.pool.free)
-            self.index.remove(evicted)
-            for root in self.index.parent[evicted[self.index.parent[evicted] < 0]].tolist():
-                self.namespaces.let_go(root)
+            self._forget(evicted)
             self.pool.give_back(evicted)
         return self.pool.take(count)
+
+    def _forget(self, pages: Pages) -> None:
+        """Take pages out of the index; those directly under a root let go of its name."""
+        self.index.remove(pages)
+        parents = self.index.parent[pages]
+        for root in parents[parents < 0].tolist():
+            self.namespaces.let_go(root)
 
     def _index(self, rows: Rows, full: NDArray[np.int64]) -> None:
         """Index the pages of `rows` up to page number `full`, and move rows to twins that are indexed already."""
