@@ -25,7 +25,7 @@ from pagedkv.cache.outcomes import Admitted, Extended, Never, Sequence, Usage, W
 from pagedkv.cache.pool import PagePool, Pages
 from pagedkv.cache.prefix import Namespaces, PrefixIndex
 from pagedkv.cache.ragged import ragged
-from pagedkv.cache.retention import EVERY_NAMESPACE, Pinned, Pins, ResetResult, pages_under
+from pagedkv.cache.retention import EVERY_NAMESPACE, Pinned, Pins, ResetResult, free_unowned, pages_under
 from pagedkv.cache.table import PageTable, Rows
 
 _NO_PAGES: Pages = np.zeros(0, np.int32)
@@ -268,10 +268,7 @@ class KVCacheManager:
         """
         prompt = checked_prompt(tokens, 0, 0, self.max_seq_len)
         one_more = np.append(prompt, np.int32(0))  # a match always leaves a token to compute; here it is not theirs
-        pages = self._match(one_more, self.namespaces.find(namespace))[0]
-        idle = int(np.count_nonzero(self.pool.refcount[pages] == 0))
-        free = self.pool.available - self.promised
-        return Wait(idle, free) if idle > free else self.pins.add(pages)
+        return self.pins.add(self._match(one_more, self.namespaces.find(namespace))[0], self.promised)
 
     def unpin(self, pinned: Pinned) -> None:
         """Give back what `pin` held; a second time does nothing.
@@ -297,11 +294,8 @@ class KVCacheManager:
         self.index_at[rows] = _NEVER
         for row in rows.tolist():
             self._pending.pop(row, None)
-        dropped = pages[self.pool.refcount[pages] == 0]
         self._forget(pages)
-        self.pool.withdraw(dropped)
-        self.pool.give_back(dropped)
-        return ResetResult(int(dropped.size), int(pages.size - dropped.size))
+        return free_unowned(self.pool, pages)
 
     def private_pages(self, rows: ArrayLike) -> NDArray[np.int64]:
         """Pages of each row that nobody else owns: what releasing that row alone would bring."""

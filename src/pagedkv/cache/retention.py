@@ -1,6 +1,6 @@
 """Pins and resets: what shall stay in the cache whoever owns it, and what shall leave it though somebody does.
 
-Knows the pool and the index; nothing about rows, promises or namespaces' names, which are the manager's business.
+Knows the pool and the index; nothing about rows or namespaces' names, which are the manager's business.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from pagedkv.cache.outcomes import Wait
 from pagedkv.cache.pool import PagePool, Pages
 from pagedkv.cache.prefix import PrefixIndex
 from pagedkv.errors import StaleSequenceError
@@ -55,8 +56,12 @@ class Pins:
         self._pages: dict[int, Pages] = {}
         self._next = 0
 
-    def add(self, pages: Pages) -> Pinned:
-        """Own these pages. The caller has made sure that enough others stay available."""
+    def add(self, pages: Pages, promised: int) -> Pinned | Wait:
+        """Own these pages, unless fewer than `promised` pages would stay available."""
+        idle = int(np.count_nonzero(self._pool.refcount[pages] == 0))
+        free = self._pool.available - promised
+        if idle > free:
+            return Wait(idle, free)
         self._pool.acquire(pages)
         pinned = Pinned(self._next, int(pages.size) * self._index.page_size)
         self._pages[pinned.number] = pages
@@ -108,3 +113,11 @@ def pages_under(index: PrefixIndex, root: int | None) -> Pages:
         start[climbing] = index.parent[start[climbing]]
         climbing = climbing[start[climbing] > 0]
     return pages[start == root]
+
+
+def free_unowned(pool: PagePool, pages: Pages) -> ResetResult:
+    """Free those of the pages, all just taken out of the index, that nobody owns."""
+    dropped = pages[pool.refcount[pages] == 0]
+    pool.withdraw(dropped)
+    pool.give_back(dropped)
+    return ResetResult(int(dropped.size), int(pages.size - dropped.size))
