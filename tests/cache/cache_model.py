@@ -7,7 +7,7 @@ order a list. What the array code must answer follows from these few lines.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagedkv.cache import Never, Wait
 
@@ -35,6 +35,7 @@ class Row:
     full_prompt_pages: int = field(default=0)
     entitled: int = 0
     shares: bool = False
+    barred: bool = False
 
 
 class Model:
@@ -47,6 +48,7 @@ class Model:
         self.idle: list[Page] = []
         self.index: dict[Key, Page] = {}
         self.rows: dict[int, Row] = {}
+        self.pins: dict[int, list[Page]] = {}
 
     @property
     def available(self) -> int:
@@ -159,7 +161,18 @@ class Model:
         if needed > self.available - self.promised:
             return Wait(needed, self.available - self.promised)
         new = [
-            Row(row.namespace, row.tokens, list(row.pages), row.computed, row.indexed, 0, 0, entitled, partial)
+            Row(
+                row.namespace,
+                row.tokens,
+                list(row.pages),
+                row.computed,
+                row.indexed,
+                0,
+                0,
+                entitled,
+                partial,
+                row.barred,
+            )
             for _ in range(branches)
         ]
         for page in row.pages:
@@ -172,13 +185,13 @@ class Model:
         pairs = [(number, parent) for number, parent in zip(numbers, parents, strict=True) if number != parent]
         old = {number: self.rows[number].pages for number, _ in pairs}
         new = {number: self.rows[parent] for number, parent in pairs}
-        states = {n: (r.namespace, r.tokens, list(r.pages), r.computed, r.indexed) for n, r in new.items()}
+        states = {n: (r.namespace, r.tokens, list(r.pages), r.computed, r.indexed, r.barred) for n, r in new.items()}
         for state in states.values():
             for page in state[2]:
                 self._own(page)
         for number, state in states.items():
             row = self.rows[number]
-            row.namespace, row.tokens, row.pages, row.computed, row.indexed = state
+            row.namespace, row.tokens, row.pages, row.computed, row.indexed, row.barred = state
             row.full_prompt_pages = 0
         for pages in old.values():
             for page in reversed(pages):
@@ -195,6 +208,41 @@ class Model:
             while len(row.pages) > -(-length // self.page_size):
                 self._drop(row.pages.pop())
         self._mark_and_settle(numbers)
+
+    def reset(self, names: list[Hashable]) -> tuple[int, int]:
+        """Forget what these namespaces have indexed; returns (pages dropped, pages held)."""
+        dropped = held = 0
+        for key in [key for key in self.index if key[0] in names]:
+            page = self.index.pop(key)
+            page.key = None
+            if page.owners:
+                held += 1
+            else:
+                self.idle.remove(page)
+                self.free += 1
+                dropped += 1
+        for row in self.rows.values():
+            if row.namespace in names:
+                row.indexed, row.full_prompt_pages, row.barred = 0, 0, True
+        return dropped, held
+
+    def pin(self, tokens: list[int], namespace: Hashable) -> list[Page] | Wait:
+        pages = self.match([*tokens, 0], namespace)
+        idle = sum(page.owners == 0 for page in pages)
+        if idle > self.available - self.promised:
+            return Wait(idle, self.available - self.promised)
+        for page in pages:
+            self._own(page)
+        return pages
+
+    def unpin(self, number: int) -> None:
+        for page in reversed(self.pins.pop(number, [])):
+            self._drop(page)
+
+    def pinned_alone(self) -> list[Page]:
+        """Pages that pins own and nobody else."""
+        pinned = [page for pages in self.pins.values() for page in pages]
+        return [page for n, page in enumerate(pinned) if page not in pinned[:n] and pinned.count(page) == page.owners]
 
     def _mark_and_settle(self, numbers: list[int]) -> None:
         rows = [self.rows[number] for number in numbers]
@@ -218,7 +266,7 @@ class Model:
         for number, count in zip(numbers, counts, strict=True):
             row = self.rows[number]
             row.computed += count
-            while self.caching and (row.indexed + 1) * self.page_size <= row.computed:
+            while self.caching and not row.barred and (row.indexed + 1) * self.page_size <= row.computed:
                 key = (row.namespace, tuple(row.tokens[: (row.indexed + 1) * self.page_size]))
                 twin = self.index.get(key)
                 if twin is None:

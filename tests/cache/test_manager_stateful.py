@@ -14,7 +14,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagedkv.cache import Admitted, ChainHash, Extended, Forked, KVCacheManager, Sequence, audit
+from pagedkv.cache import (
+    EVERY_NAMESPACE,
+    Admitted,
+    ChainHash,
+    Extended,
+    Forked,
+    KVCacheManager,
+    Pinned,
+    ResetResult,
+    Sequence,
+    audit,
+)
 from pagedkv.errors import InvalidRequestError, StaleSequenceError
 
 MAX_ROWS, MAX_SEQ_LEN = 5, 20
@@ -51,6 +62,7 @@ class Machine(RuleBasedStateMachine):
         self.tokens: dict[int, list[int]] = {}
         self.names: dict[int, Hashable] = {}
         self.handles: list[Sequence] = []
+        self.pinned: list[Pinned] = []
         self.seen: list[list[int]] = []
         self.ever_computed: set[tuple[Hashable, tuple[int, ...]]] = set()
 
@@ -66,6 +78,9 @@ class Machine(RuleBasedStateMachine):
     def on_fork(self, answer: Any, row: int, branches: int, reserve: int) -> None: ...
     def on_reorder(self, rows: list[int], parents: list[int]) -> None: ...
     def on_trim(self, rows: list[int], lengths: list[int]) -> None: ...
+    def on_reset(self, answer: ResetResult, names: list[Hashable]) -> None: ...
+    def on_pin(self, answer: Any, tokens: list[int], name: Hashable) -> None: ...
+    def on_unpin(self, handle: Pinned) -> None: ...
 
     @rule(
         fresh=token_lists,
@@ -218,6 +233,33 @@ class Machine(RuleBasedStateMachine):
         for row, length in zip(rows, lengths, strict=True):
             self.tokens[row] = self.tokens[row][:length]
 
+    @rule(name=st.sampled_from([EVERY_NAMESPACE, *NAMESPACES]))
+    def reset(self, name: Hashable) -> None:
+        names = NAMESPACES if name is EVERY_NAMESPACE else [name]
+        self.on_reset(self.manager.reset(namespace=name), names)
+        self.ever_computed = {prefix for prefix in self.ever_computed if prefix[0] not in names}
+
+    @precondition(lambda self: self.seen)
+    @rule(earlier=st.integers(0, 40), keep=st.integers(1, MAX_SEQ_LEN), name=st.sampled_from(NAMESPACES))
+    def pin(self, earlier: int, keep: int, name: Hashable) -> None:
+        tokens = self.seen[earlier % len(self.seen)][:keep]
+        before = snapshot(self.manager)
+        answer = self.manager.pin(tokens, name)
+        self.on_pin(answer, tokens, name)
+        if isinstance(answer, Pinned):
+            assert answer.tokens == 0 or (name, tuple(tokens[: answer.tokens])) in self.ever_computed
+            self.pinned.append(answer)
+        else:
+            assert snapshot(self.manager) == before
+
+    @precondition(lambda self: self.pinned)
+    @rule(which=st.integers(0, 40))
+    def unpin(self, which: int) -> None:
+        """Newest first; the handle may be dead."""
+        handle = self.pinned[-1 - which % len(self.pinned)]
+        self.manager.unpin(handle)
+        self.on_unpin(handle)
+
     @rule(row=st.integers(-1, MAX_ROWS), twice=st.booleans())
     def wrong_rows(self, row: int, twice: bool) -> None:
         if row in self.live and not twice:
@@ -318,6 +360,21 @@ class ExactMachine(Machine):
     def on_trim(self, rows: list[int], lengths: list[int]) -> None:
         self.model.trim(rows, lengths)
 
+    def on_reset(self, answer: ResetResult, names: list[Hashable]) -> None:
+        assert (answer.dropped, answer.held) == self.model.reset(names)
+
+    def on_pin(self, answer: Any, tokens: list[int], name: Hashable) -> None:
+        expected = self.model.pin(tokens, name)
+        if isinstance(expected, list):
+            assert isinstance(answer, Pinned), answer
+            assert answer.tokens == len(expected) * self.model.page_size
+            self.model.pins[answer.number] = expected
+        else:
+            assert answer == expected
+
+    def on_unpin(self, handle: Pinned) -> None:
+        self.model.unpin(handle.number)
+
     @invariant()
     def verify(self) -> None:
         super().verify()
@@ -357,8 +414,9 @@ class ExactMachine(Machine):
             for column, page in enumerate(row.pages):
                 seen = min(model.page_size, len(row.tokens) - column * model.page_size)
                 filled[id(page)] = max(filled.get(id(page), 0), seen)
-        assert usage.tokens == sum(filled.values())
-        assert usage.owned == sum(len(row.pages) for row in model.rows.values())
+        alone = len(model.pinned_alone())
+        assert usage.tokens == sum(filled.values()) + alone * model.page_size
+        assert usage.owned == sum(len(row.pages) for row in model.rows.values()) + alone
 
     def match_foretells_the_next_admission(self) -> None:
         for prompt in self.seen[-3:]:
@@ -374,6 +432,9 @@ class CollidingMachine(Machine):
     hasher = NarrowHash(bits=2)
 
 
+WALK = [*["admit", "commit", "release"] * 6, *["branch"] * 3, *["extend", "decode", "keep"] * 2]
+
+
 def walk(machine: Machine, seed: int, steps: int) -> Machine:
     """Far more steps than hypothesis takes in one example: queues wrap, rows and roots are reused many times."""
     rng = random.Random(seed)
@@ -386,7 +447,9 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
 
     machine.start(**{"num_pages": rng.randint(4, 20), "page_size": rng.randint(1, 4)} | machine.more_settings(rng))
     for _ in range(steps):
-        verb = rng.choices(["admit", "extend", "commit", "decode", "release", "branch"], weights=[6, 2, 6, 2, 6, 3])[0]
+        verb = rng.choices(
+            ["admit", "extend", "commit", "decode", "release", "branch", "keep"], weights=[6, 2, 6, 2, 6, 3, 2]
+        )[0]
         if verb == "admit":
             machine.admit(
                 tokens(),
@@ -404,6 +467,14 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
             machine.extend(numbers(MAX_ROWS - 1, 3), numbers(4, MAX_ROWS), rng.getrandbits(30), form)
         elif machine.live and verb == "commit":
             machine.commit(numbers(MAX_ROWS - 1, rng.randint(1, 5)), numbers(6, MAX_ROWS), rng.random() < 0.7)
+        elif machine.seen and verb == "keep":
+            if rng.random() < 0.1:
+                machine.reset(rng.choice([EVERY_NAMESPACE, *NAMESPACES]))
+                machine.verify()
+            if rng.random() < 0.5:
+                machine.pin(rng.randint(0, 40), rng.randint(1, MAX_SEQ_LEN), rng.choice(NAMESPACES))
+            elif machine.pinned:
+                machine.unpin(rng.randint(0, 40))
         elif machine.live and verb == "branch":
             machine.fork(rng.randint(0, MAX_ROWS - 1), rng.randint(1, 3), rng.choice([0, rng.randint(1, 5)]))
             machine.verify()
@@ -421,6 +492,8 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
 def test_long_random_walk(kind: type[Machine], seed: int) -> None:
     machine = walk(kind(), seed, steps=300)
     machine.release(list(range(len(machine.handles))))
+    for which in range(len(machine.pinned)):
+        machine.unpin(which)
     machine.nothing_is_broken()
     assert machine.manager.usage().used == 0
 

@@ -5,8 +5,10 @@ from pagedkv.cache.contiguous import ContiguousManager
 from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.manager import KVCacheManager
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, CacheManager, Extended, Forked, Never, Sequence, Usage, Wait
+from pagedkv.cache.retention import EVERY_NAMESPACE, Pinned, ResetResult
 
 __all__ = [
+    "EVERY_NAMESPACE",
     "NO_COPIES",
     "Admitted",
     "CacheManager",
@@ -16,6 +18,8 @@ __all__ = [
     "Forked",
     "KVCacheManager",
     "Never",
+    "Pinned",
+    "ResetResult",
     "Sequence",
     "Usage",
     "Wait",

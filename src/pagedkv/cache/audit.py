@@ -27,6 +27,7 @@ def audit(manager: KVCacheManager) -> list[str]:
     """Every violated invariant, as a sentence; empty if all hold."""
     return [
         *_owners(manager),
+        *_pins(manager),
         *_states(manager),
         *_rows(manager),
         *_index(manager),
@@ -49,7 +50,7 @@ def _exists(manager: KVCacheManager, page: int) -> bool:
 
 
 def _owners(manager: KVCacheManager) -> Iterator[str]:
-    """A page's count equals the rows that name it, and no row names a page twice or the null page."""
+    """A page's count equals the rows and pins that name it, and no row names a page twice or the null page."""
     owners: dict[int, list[str]] = {}
     for row in _live(manager):
         pages = _pages_of(manager, row)
@@ -58,6 +59,9 @@ def _owners(manager: KVCacheManager) -> Iterator[str]:
             yield f"{name} names a page twice: {pages}"
         for page in pages:
             owners.setdefault(page, []).append(name)
+    for number, pages in manager.pins.by_number().items():
+        for page in pages:
+            owners.setdefault(page, []).append(f"pin {number}")
     for page in sorted(set(owners) | set(np.flatnonzero(manager.pool.refcount).tolist())):
         holders = owners.get(page, [])
         named = ", ".join(holders) or "nobody"
@@ -65,6 +69,20 @@ def _owners(manager: KVCacheManager) -> Iterator[str]:
             yield f"page {page} does not exist but has owners or is named by {named}"
         elif manager.pool.refcount[page] != len(holders):
             yield f"page {page} counts {manager.pool.refcount[page]} owners but is named by {named}"
+
+
+def _pins(manager: KVCacheManager) -> Iterator[str]:
+    """The pages of a pin are a chain from a root, or after a reset none of them is indexed."""
+    for number, pages in manager.pins.by_number().items():
+        if not all(_exists(manager, page) for page in pages):
+            yield f"pin {number} holds pages that do not exist: {pages}"
+            continue
+        indexed = [page for page in pages if manager.index.indexed[page]]
+        if indexed and indexed != pages:
+            yield f"pin {number} holds pages {pages}, of which only {indexed} are indexed"
+        parents = manager.index.parent[indexed].tolist()
+        if indexed and (parents[0] >= 0 or parents[1:] != indexed[:-1]):
+            yield f"pin {number} holds pages {indexed}, which continue {parents}: that is no chain from a root"
 
 
 def _states(manager: KVCacheManager) -> Iterator[str]:

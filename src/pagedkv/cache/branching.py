@@ -24,6 +24,7 @@ from pagedkv.budget import pages_for_tokens
 from pagedkv.cache.checks import checked_counts
 from pagedkv.cache.outcomes import Forked, Sequence, Wait
 from pagedkv.cache.ragged import ragged
+from pagedkv.cache.retention import retire_or_free
 from pagedkv.cache.table import Rows
 from pagedkv.errors import InvalidRequestError
 
@@ -84,7 +85,7 @@ def reorder(manager: KVCacheManager, rows: ArrayLike, parents: ArrayLike) -> Non
         manager.namespaces.hold_root(root)
     _take_after(manager, at, above)
     table.table[at], table.pages[at], table.length[at], table.computed[at] = entries, pages, length, computed
-    manager.let_go_of(manager.pool.drop(old))
+    retire_or_free(manager.pool, manager.index, manager.pool.drop(old))
     for root, row in zip(old_roots, at.tolist(), strict=True):
         manager.namespaces.let_go(root)
         manager.drop_pending(row)
@@ -114,7 +115,7 @@ def trim(manager: KVCacheManager, rows: ArrayLike, lengths: ArrayLike) -> None:
     table.pages[at] = after
     table.length[at] = keep
     table.computed[at] = np.minimum(table.computed[at], keep)
-    manager.let_go_of(manager.pool.drop(dropped))
+    retire_or_free(manager.pool, manager.index, manager.pool.drop(dropped))
     for row in at.tolist():
         manager.drop_pending(row, int(table.length[row]) // size)
     mark_tails(manager, at)
@@ -142,7 +143,7 @@ def copy_tails(
     source = manager.table.at(rows, column)
     manager.index.tokens[fresh] = manager.index.tokens[source]
     manager.table.table[rows, column] = fresh
-    manager.let_go_of(manager.pool.drop(source))
+    retire_or_free(manager.pool, manager.index, manager.pool.drop(source))
     return np.stack((source, fresh), axis=1)
 
 

@@ -26,6 +26,15 @@ from pagedkv.cache.outcomes import NO_COPIES, Admitted, Extended, Forked, Never,
 from pagedkv.cache.pool import PagePool, Pages
 from pagedkv.cache.prefix import Namespaces, PrefixIndex
 from pagedkv.cache.ragged import ragged
+from pagedkv.cache.retention import (
+    EVERY_NAMESPACE,
+    Pinned,
+    Pins,
+    ResetResult,
+    free_unowned,
+    pages_under,
+    retire_or_free,
+)
 from pagedkv.cache.table import PageTable, Rows
 
 _NO_PAGES: Pages = np.zeros(0, np.int32)
@@ -42,6 +51,8 @@ class KVCacheManager:
         extend(rows, tokens)     one more place per token; a page only where a row crosses a page's end
         commit(rows, counts)     keys and values of the next `counts` tokens are in place: index the full pages
         release(sequences)       pages without another owner become cached (if indexed) or free
+        pin(tokens), unpin       keep a cached prefix from eviction
+        reset()                  forget what is cached; no later prompt shares it
 
     Args:
         num_pages: usable pages; ids run from 1 to num_pages, page 0 is the null page.
@@ -74,6 +85,7 @@ class KVCacheManager:
         self.table = PageTable(max_rows, pages_for_tokens(max_seq_len, page_size), page_size)
         self.index = PrefixIndex(num_pages, page_size, hasher or ChainHash())
         self.namespaces = Namespaces()
+        self.pins = Pins(self.pool, self.index)
         self.root = np.zeros(max_rows, np.int32)
         self.indexed = np.zeros(max_rows, np.int32)  # leading pages of the row that the index holds
         self.index_at = np.zeros(max_rows, np.int32)  # computed tokens from which on the row has a page to index
@@ -255,7 +267,7 @@ class KVCacheManager:
         at = self.table.still_open(sequences)
         if not at.size:
             return
-        self.let_go_of(self.pool.drop(self.table.owned(at)))
+        retire_or_free(self.pool, self.index, self.pool.drop(self.table.owned(at)))
         self.promised -= int(self.promise[at].sum())
         self.promise[at] = self.entitled[at] = 0
         self.shares_tail[at] = False
@@ -298,12 +310,6 @@ class KVCacheManager:
         """
         branching.trim(self, rows, lengths)
 
-    def let_go_of(self, orphans: Pages) -> None:
-        """Pages that lost their last owner, the first of them oldest, become cached if indexed and free otherwise."""
-        kept = self.index.indexed[orphans]
-        self.pool.retire(orphans[kept])
-        self.pool.give_back(orphans[~kept])
-
     def drop_pending(self, row: int, pages: int = 0) -> None:
         """Stop announcing prompt pages of a row beyond its first `pages`."""
         keys = self._pending.pop(row, _NO_KEYS)[:pages]
@@ -317,6 +323,46 @@ class KVCacheManager:
         matched = self._match(prompt, root)[0]
         return matched.size * self.page_size + self._part(prompt, matched, root)[1]
 
+    def pin(self, tokens: ArrayLike, namespace: Hashable = None) -> Pinned | Wait:
+        """Keep the longest cached prefix of `tokens`, in whole pages, from eviction until `unpin`.
+
+        Pinned pages count as used, and prompts that fit into the pool only without them wait. If nothing is cached,
+        the handle says 0 tokens. Wait is the answer where promised pages would no longer be covered.
+
+        Raises:
+            InvalidRequestError: no tokens, negative ids, or more than max_seq_len of them.
+        """
+        prompt = checked_prompt(tokens, 0, 0, self.max_seq_len)
+        one_more = np.append(prompt, np.int32(0))  # a match always leaves a token to compute; here it is not theirs
+        return self.pins.add(self._match(one_more, self.namespaces.find(namespace))[0], self.promised)
+
+    def unpin(self, pinned: Pinned) -> None:
+        """Give back what `pin` held; a second time does nothing.
+
+        Raises:
+            StaleSequenceError: a handle that this manager never handed out.
+        """
+        self.pins.remove(pinned)
+
+    def reset(self, *, namespace: Hashable = EVERY_NAMESPACE) -> ResetResult:
+        """Forget all cached content, or one namespace's (None is one): the weights have changed, a tenant has left.
+
+        No later prompt shares a page that was indexed before. Live rows and pins keep theirs; what those rows have
+        computed or will compute is not indexed any more, since it attends to what was forgotten.
+
+        Raises:
+            InvalidRequestError: the namespace cannot be hashed.
+        """
+        root = None if namespace is EVERY_NAMESPACE else self.namespaces.find(namespace)
+        pages = pages_under(self.index, root)
+        rows = np.flatnonzero(self.table.live if root is None else self.table.live & (self.root == root))
+        self.indexed[rows] = 0
+        self.index_at[rows] = _NEVER
+        for row in rows.tolist():
+            self._pending.pop(row, None)
+        self._forget(pages)
+        return free_unowned(self.pool, pages)
+
     def private_pages(self, rows: ArrayLike) -> NDArray[np.int64]:
         """Pages of each row that nobody else owns: what releasing that row alone would bring."""
         at = self.table.checked(rows)
@@ -327,12 +373,13 @@ class KVCacheManager:
 
     def usage(self) -> Usage:
         """Where the pages are now. Costs one pass over the reference counts."""
-        owned = int(self.table.pages.sum())
+        alone = self.pins.alone  # full pages that no row counts
+        owned = int(self.table.pages.sum()) + alone
         used = self.pool.used
         if self.shares_tail.any():
-            tokens = branching.tokens_held(self)
+            tokens = branching.tokens_held(self) + alone * self.page_size
         else:  # shared pages are full ones
-            tokens = int(self.table.length.sum()) - (owned - used) * self.page_size
+            tokens = int(self.table.length.sum()) + (alone - owned + used) * self.page_size
         return Usage(
             self.num_pages,
             used,
@@ -401,11 +448,16 @@ class KVCacheManager:
         """Hand out pages, evicting the oldest cached ones if the free ones do not suffice."""
         if count > self.pool.free:
             evicted = self.pool.oldest(count - self.pool.free)
-            self.index.remove(evicted)
-            for root in self.index.parent[evicted[self.index.parent[evicted] < 0]].tolist():
-                self.namespaces.let_go(root)
+            self._forget(evicted)
             self.pool.give_back(evicted)
         return self.pool.take(count)
+
+    def _forget(self, pages: Pages) -> None:
+        """Take pages out of the index; those directly under a root let go of its name."""
+        self.index.remove(pages)
+        parents = self.index.parent[pages]
+        for root in parents[parents < 0].tolist():
+            self.namespaces.let_go(root)
 
     def _index(self, rows: Rows, full: NDArray[np.int64]) -> None:
         """Index the pages of `rows` up to page number `full`, and move rows to twins that are indexed already."""

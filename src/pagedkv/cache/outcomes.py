@@ -90,11 +90,11 @@ class Usage:
 
     Attributes:
         total: usable pages of the pool.
-        used: pages that at least one row owns.
+        used: pages that at least one row or pin owns.
         cached: pages without an owner that the prefix index can still serve; evictable.
         free: pages that hold nothing.
         promised: pages of cached + free that are set aside for rows admitted with a reservation.
-        owned: page references held by rows; owned - used pages are saved by sharing.
+        owned: page references held by rows, and pages that only pins own; owned - used pages are saved by sharing.
         tokens: tokens held in used pages, shared ones counted once.
         page_size: tokens per page.
     """

@@ -19,7 +19,7 @@ class PagePool:
 
         FREE    on the stack            refcount 0   position -1
         CACHED  in the eviction queue   refcount 0   position >= 0
-        USED    owned by rows           refcount > 0 position -1
+        USED    owned                   refcount > 0 position -1
 
     The eviction queue is an append-only array of page ids read from its head. `position[page]` says where the page's
     valid entry is; a page that is used again just loses its position, which makes the old entry stale. That is exact
@@ -109,6 +109,11 @@ class PagePool:
         self.position[pages] = -1
         self.cached -= count
         return pages
+
+    def withdraw(self, pages: Pages) -> None:
+        """Take these cached pages, all different, out of the eviction queue wherever they are in it."""
+        self.position[pages] = -1
+        self.cached -= pages.size
 
     def queued(self) -> Pages:
         """The cached pages, oldest first."""
