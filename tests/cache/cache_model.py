@@ -161,18 +161,7 @@ class Model:
         if needed > self.available - self.promised:
             return Wait(needed, self.available - self.promised)
         new = [
-            Row(
-                row.namespace,
-                row.tokens,
-                list(row.pages),
-                row.computed,
-                row.indexed,
-                0,
-                0,
-                entitled,
-                partial,
-                row.barred,
-            )
+            replace(row, pages=list(row.pages), promise=0, full_prompt_pages=0, entitled=entitled, shares=partial)
             for _ in range(branches)
         ]
         for page in row.pages:
