@@ -77,3 +77,9 @@ def test_the_readme_shows_how_to_embed_the_allocator() -> None:
 @pytest.mark.model
 def test_the_readme_shows_how_to_generate() -> None:
     assert "Paris" in run("-c", readme_blocks()[1])
+
+
+def test_the_example_of_the_allocators_description_copies_one_page() -> None:
+    text = (ROOT / "docs" / "allocator.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert run("-c", program).count("[[") == 1
