@@ -82,6 +82,10 @@ class PrefixIndex:
         different = (self.tokens[pages[:end]] != tokens[:end]).any(axis=1)
         return pages[: int(np.argmax(different)) if different.any() else end]
 
+    def all_new(self, keys: Keys) -> bool:
+        """Is nothing indexed under any of these keys, and are they all different?"""
+        return not self.find(keys).any() and _all_different(keys)
+
     def resolve(
         self, own: Pages, keys: Keys, above_first: NDArray[np.int32], counts: NDArray[np.int64]
     ) -> tuple[Pages, NDArray[np.int32], NDArray[np.bool_]]:
@@ -127,6 +131,9 @@ class PrefixIndex:
             heads = self.bucket[slots]
             self.bucket[slots] = pages
             placed = self.bucket[slots] == pages  # of several pages for one bucket, the last has won
+            if placed.all():
+                self.next[pages] = heads
+                return
             self.next[pages[placed]] = heads[placed]
             pages, slots = pages[~placed], slots[~placed]
 
