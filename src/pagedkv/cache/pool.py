@@ -119,7 +119,7 @@ class PagePool:
         return entries[self.position[entries] == np.arange(self.head, self.tail)]
 
     def _last_occurrence(self, pages: Pages) -> NDArray[np.bool_]:
-        """Is this the last place where its page occurs? No sort: of several numbers written to one place the last stays.
+        """Is this the last place where its page occurs? No sort: of numbers written to one place the last stays.
 
         `position` is the scratch space, so the pages have none afterwards.
         """
