@@ -191,8 +191,9 @@ class KVCacheManager:
         """`extend` for a decode step: a row needs a page exactly when all its pages are full."""
         if ids.shape != rows.shape:
             check_token_count(ids, np.ones(rows.size, np.int64))
-        before = self.table.length[rows]
-        check_lengths(rows, before + 1, self.max_seq_len)
+        before = self.table.length.take(rows)
+        after = before + 1
+        check_lengths(rows, after, self.max_seq_len)
         column = before // self.page_size
         offset = before - column * self.page_size
         growing = np.flatnonzero(offset == 0)
@@ -200,7 +201,7 @@ class KVCacheManager:
             refusal = self._draw(rows[growing], np.ones(growing.size, np.int64), growing.size)
             if refusal is not None:
                 return refusal
-        self.table.length[rows] = before + 1
+        self.table.length[rows] = after
         slots = self.table.at(rows, column).astype(np.int64) * self.page_size + offset
         if self.prefix_caching:
             self.index.tokens.reshape(-1)[slots] = ids
@@ -218,7 +219,7 @@ class KVCacheManager:
         computed = self.table.add_computed(at, 1 if _is_one(counts) else checked_counts(counts, at.size))
         if not self.prefix_caching:
             return
-        ready = np.flatnonzero(computed >= self.index_at[at])
+        ready = np.flatnonzero(computed >= self.index_at.take(at))
         if ready.size:
             self._index(at[ready], computed[ready].astype(np.int64) // self.page_size)
         done = [row for row, keys in self._pending.items() if self.index_at[row] > keys.size * self.page_size]

@@ -96,7 +96,7 @@ class PageTable:
         low, high = (checked[0], checked[-1]) if ascending else (checked.min(), checked.max())
         if low < 0 or high >= self.max_rows:
             raise StaleSequenceError(f"row outside the table's 0 to {self.max_rows - 1}: {_some(checked)}")
-        if not self.live[checked].all():
+        if not self.live.take(checked).all():
             raise StaleSequenceError(f"rows without a sequence: {_some(checked[~self.live[checked]])}")
         if not ascending and np.unique(checked).size < checked.size:
             raise InvalidRequestError(f"a row occurs twice in one call: {_some(np.sort(checked))}")
@@ -124,8 +124,8 @@ class PageTable:
         Raises:
             InvalidRequestError: if more would be computed than the row holds.
         """
-        computed = self.computed[rows] + counts
-        over = computed - self.length[rows]
+        computed = self.computed.take(rows) + counts
+        over = computed - self.length.take(rows)
         if over.size and over.max() > 0:
             worst = int(over.argmax())
             raise InvalidRequestError(
