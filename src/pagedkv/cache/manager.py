@@ -221,8 +221,9 @@ class KVCacheManager:
         """`extend` for a decode step: a row needs a page exactly when all its pages are full."""
         if ids.shape != rows.shape:
             check_token_count(ids, np.ones(rows.size, np.int64))
-        before = self.table.length[rows]
-        check_lengths(rows, before + 1, self.max_seq_len)
+        before = self.table.length.take(rows)
+        after = before + 1
+        check_lengths(rows, after, self.max_seq_len)
         column = before // self.page_size
         offset = before - column * self.page_size
         growing = np.flatnonzero(offset == 0)
@@ -230,7 +231,7 @@ class KVCacheManager:
             refusal = self._draw(rows[growing], np.ones(growing.size, np.int64))
             if refusal is not None:
                 return refusal
-        self.table.length[rows] = before + 1
+        self.table.length[rows] = after
         slots = self.table.at(rows, column).astype(np.int64) * self.page_size + offset
         if self.prefix_caching:
             self.index.tokens.reshape(-1)[slots] = ids
@@ -248,7 +249,7 @@ class KVCacheManager:
         computed = self.table.add_computed(at, 1 if _is_one(counts) else checked_counts(counts, at.size))
         if not self.prefix_caching:
             return
-        ready = np.flatnonzero(computed >= self.index_at[at])
+        ready = np.flatnonzero(computed >= self.index_at.take(at))
         if ready.size:
             self._index(at[ready], computed[ready].astype(np.int64) // self.page_size)
         done = [row for row, keys in self._pending.items() if self.index_at[row] > keys.size * self.page_size]
@@ -463,6 +464,8 @@ class KVCacheManager:
         """Index the pages of `rows` up to page number `full`, and move rows to twins that are indexed already."""
         first = self.indexed[rows].astype(np.int64)
         counts = full - first
+        if (counts == 1).all() and self._index_new(rows, first):
+            return
         group, offset = ragged(counts)
         column, owner = first[group] + offset, rows[group]
         own = self.table.at(owner, column)
@@ -486,6 +489,24 @@ class KVCacheManager:
         self.indexed[rows] = full
         collided = full < first + counts  # a key was taken by other content: the row is indexed no further
         self.index_at[rows] = np.where(collided, _NEVER, (full + 1) * self.page_size)
+
+    def _index_new(self, rows: Rows, column: NDArray[np.int64]) -> bool:
+        """`_index` for a decode step: page number column[i] of rows[i], if all content is new; else nothing happens."""
+        own = self.table.at(rows, column)
+        sums = self.chain_sum[rows] + self.index.hasher.page_sums(self.index.tokens.take(own, axis=0), column)
+        keys = self.index.hasher.finish(sums)
+        if not self.index.all_new(keys):
+            return False
+        parent = self.table.at(rows, np.maximum(column - 1, 0))
+        for place in np.flatnonzero(column == 0).tolist():
+            root = int(self.root[rows[place]])
+            parent[place] = root
+            self.namespaces.hold_root(root)
+        self.index.insert(own, keys, parent)
+        self.chain_sum[rows] = sums
+        self.indexed[rows] = column + 1
+        self.index_at[rows] = (column + 2) * self.page_size
+        return True
 
     def _sums(self, rows: Rows, counts: NDArray[np.int64], group: NDArray[np.int64], page_sums: Keys) -> Keys:
         """Hash sums at the end of each new page, from what each adds: a running sum per row, mod 2**64."""

@@ -68,8 +68,7 @@ class PagePool:
         waiting = self.position[pages] >= 0
         if waiting.any():
             revived = pages[waiting]
-            self.cached -= revived.size if revived.size == 1 else np.unique(revived).size
-            self.position[revived] = -1
+            self.cached -= int(np.count_nonzero(self._last_occurrence(revived)))
         np.add.at(self.refcount, pages, 1)
 
     def drop(self, pages: Pages) -> Pages:
@@ -78,12 +77,16 @@ class PagePool:
         Returns:
             The pages that lost their last owner, each once, in the order of their last occurrence.
         """
+        shared = self.refcount[pages] > 1
+        if not shared.any():  # one owner each, so each occurs once
+            self.refcount[pages] -= 1
+            return pages
         np.subtract.at(self.refcount, pages, 1)
-        orphans = pages[self.refcount[pages] == 0]
-        _, last = np.unique(orphans[::-1], return_index=True)
-        if last.size == orphans.size:
+        orphaned = self.refcount[pages] == 0
+        orphans = pages[orphaned]
+        if not (shared & orphaned).any():
             return orphans
-        return orphans[np.sort(orphans.size - 1 - last)]
+        return orphans[self._last_occurrence(orphans)]
 
     def retire(self, pages: Pages) -> None:
         """Put pages without owner at the young end of the eviction queue, the first of them oldest."""
@@ -119,6 +122,17 @@ class PagePool:
         """The cached pages, oldest first."""
         entries = self.queue[self.head : self.tail]
         return entries[self.position[entries] == np.arange(self.head, self.tail)]
+
+    def _last_occurrence(self, pages: Pages) -> NDArray[np.bool_]:
+        """Is this the last place where its page occurs? No sort: of numbers written to one place the last stays.
+
+        `position` is the scratch space, so the pages have none afterwards.
+        """
+        order = np.arange(pages.size)
+        self.position[pages] = order
+        last = self.position[pages] == order
+        self.position[pages] = -1
+        return last
 
     def _compact(self) -> None:
         """Drop stale entries. At most num_pages are valid, so half of the queue is free afterwards."""

@@ -54,8 +54,7 @@ class PrefixIndex:
     def find(self, keys: Keys) -> Pages:
         """The page indexed under each key, 0 where there is none. Says nothing about its content yet."""
         pages = self.bucket[keys & self._mask]
-        searching = np.flatnonzero(pages)
-        searching = searching[self.key[pages[searching]] != keys[searching]]
+        searching = np.flatnonzero((self.key[pages] != keys) & (pages != 0))
         while searching.size:
             step = self.next[pages[searching]]
             pages[searching] = step
@@ -79,8 +78,12 @@ class PrefixIndex:
         above[1:] = pages[:-1]
         wrong = (pages == 0) | (self.parent[pages] != above)
         end = int(np.argmax(wrong)) if wrong.any() else pages.size
-        different = (self.tokens[pages[:end]] != tokens[:end]).any(axis=1)
-        return pages[: int(np.argmax(different)) if different.any() else end]
+        different = (self.tokens.take(pages[:end], axis=0) != tokens[:end]).reshape(-1)
+        return pages[: int(np.argmax(different)) // self.page_size if different.any() else end]
+
+    def all_new(self, keys: Keys) -> bool:
+        """Is nothing indexed under any of these keys, and are they all different?"""
+        return not self.find(keys).any() and _all_different(keys)
 
     def longest_part(self, parent: int, tokens: NDArray[np.int32]) -> tuple[int, int]:
         """The indexed page after `parent` that begins with most of `tokens`, and with how many; (0, 0) if none does.
@@ -144,6 +147,9 @@ class PrefixIndex:
             heads = self.bucket[slots]
             self.bucket[slots] = pages
             placed = self.bucket[slots] == pages  # of several pages for one bucket, the last has won
+            if placed.all():
+                self.next[pages] = heads
+                return
             self.next[pages[placed]] = heads[placed]
             pages, slots = pages[~placed], slots[~placed]
 

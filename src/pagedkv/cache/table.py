@@ -65,7 +65,11 @@ class PageTable:
 
     def close(self, rows: Rows) -> None:
         """Give rows back; their page ids are wiped so that nothing names a page it does not own."""
-        self.table[rows, : int(self.pages[rows].max(initial=0))] = 0
+        widest = int(self.pages[rows].max(initial=0))
+        if rows.size == 1:
+            self.table[rows[0], :widest] = 0
+        else:
+            self.table[rows, :widest] = 0
         self.pages[rows] = self.length[rows] = self.computed[rows] = 0
         self.live[rows] = False
         self.generation[rows] += 1
@@ -92,7 +96,7 @@ class PageTable:
         low, high = (checked[0], checked[-1]) if ascending else (checked.min(), checked.max())
         if low < 0 or high >= self.max_rows:
             raise StaleSequenceError(f"row outside the table's 0 to {self.max_rows - 1}: {_some(checked)}")
-        if not self.live[checked].all():
+        if not self.live.take(checked).all():
             raise StaleSequenceError(f"rows without a sequence: {_some(checked[~self.live[checked]])}")
         if not ascending and np.unique(checked).size < checked.size:
             raise InvalidRequestError(f"a row occurs twice in one call: {_some(np.sort(checked))}")
@@ -120,8 +124,8 @@ class PageTable:
         Raises:
             InvalidRequestError: if more would be computed than the row holds.
         """
-        computed = self.computed[rows] + counts
-        over = computed - self.length[rows]
+        computed = self.computed.take(rows) + counts
+        over = computed - self.length.take(rows)
         if over.size and over.max() > 0:
             worst = int(over.argmax())
             raise InvalidRequestError(
@@ -132,10 +136,14 @@ class PageTable:
 
     def append_pages(self, rows: Rows, counts: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
         """Put counts[i] of `pages` at the end of rows[i]."""
+        held = self.pages[rows]
+        if pages.size == rows.size and (counts == 1).all():  # a decode step
+            self.table[rows, held] = pages
+            self.pages[rows] = held + 1
+            return
         group, offset = ragged(counts)
-        owner = rows[group]
-        self.table[owner, self.pages[owner] + offset] = pages
-        self.pages[rows] += counts.astype(np.int32)
+        self.table[rows[group], held[group] + offset] = pages
+        self.pages[rows] = held + counts.astype(np.int32)
 
     def at(self, rows: Rows, columns: NDArray[np.integer]) -> NDArray[np.int32]:
         """Page ids at (rows[i], columns[i]); a flat `take` is twice as fast as indexing with two arrays."""
@@ -143,6 +151,8 @@ class PageTable:
 
     def owned(self, rows: Rows) -> NDArray[np.int32]:
         """Page ids of the rows, each row's last page first, row after row."""
+        if rows.size == 1:
+            return self.table[rows[0], : self.pages[rows[0]]][::-1].copy()
         counts = self.pages[rows].astype(np.int64)
         group, offset = ragged(counts)
         return self.at(rows[group], counts[group] - 1 - offset)
