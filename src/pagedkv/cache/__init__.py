@@ -3,14 +3,17 @@
 from pagedkv.cache.audit import audit, check
 from pagedkv.cache.contiguous import ContiguousManager
 from pagedkv.cache.hashing import ChainHash
+from pagedkv.cache.interop import BlockTable, PagesCSR, block_table, check_csr, check_page_size, csr, slot_mapping
 from pagedkv.cache.manager import KVCacheManager
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, CacheManager, Extended, Forked, Never, Sequence, Usage, Wait
 from pagedkv.cache.retention import EVERY_NAMESPACE, Pinned, ResetResult
+from pagedkv.cache.table import PageTable
 
 __all__ = [
     "EVERY_NAMESPACE",
     "NO_COPIES",
     "Admitted",
+    "BlockTable",
     "CacheManager",
     "ChainHash",
     "ContiguousManager",
@@ -18,11 +21,18 @@ __all__ = [
     "Forked",
     "KVCacheManager",
     "Never",
+    "PageTable",
+    "PagesCSR",
     "Pinned",
     "ResetResult",
     "Sequence",
     "Usage",
     "Wait",
     "audit",
+    "block_table",
     "check",
+    "check_csr",
+    "check_page_size",
+    "csr",
+    "slot_mapping",
 ]
