@@ -88,7 +88,7 @@ def test_releasing_twice_is_releasing_once() -> None:
     handle = admit(manager)
     manager.release([handle, handle])
     manager.release([handle])
-    assert manager.holes == [(1, 8)]
+    assert manager.holes.stretches == [(1, 8)]
 
 
 @given(
@@ -116,7 +116,7 @@ def test_stretches_are_those_of_a_row_of_flags(num_pages: int, reserved: int, st
             for handle in set(handles):
                 at = live.pop(handle)
                 taken[at : at + reserved] = [False] * reserved
-        assert [page for first, pages in manager.holes for page in range(first - 1, first - 1 + pages)] == [
+        assert [page for first, pages in manager.holes.stretches for page in range(first - 1, first - 1 + pages)] == [
             page for page, is_taken in enumerate(taken) if not is_taken
         ]
         assert manager.usage().used == sum(taken)

@@ -2,6 +2,8 @@
 
 from pagedkv.cache.audit import audit, check
 from pagedkv.cache.contiguous import ContiguousManager
+from pagedkv.cache.fragmentation import Fragmentation
+from pagedkv.cache.growing import GrowingContiguousManager
 from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.interop import BlockTable, PagesCSR, block_table, check_csr, check_page_size, csr, slot_mapping
 from pagedkv.cache.manager import KVCacheManager
@@ -19,6 +21,8 @@ __all__ = [
     "ContiguousManager",
     "Extended",
     "Forked",
+    "Fragmentation",
+    "GrowingContiguousManager",
     "KVCacheManager",
     "Never",
     "PageTable",

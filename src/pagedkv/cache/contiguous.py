@@ -20,6 +20,8 @@ from pagedkv.cache.checks import (
     checked_ids,
     checked_prompt,
 )
+from pagedkv.cache.fragmentation import Fragmentation, fragmentation_of
+from pagedkv.cache.holes import Holes
 from pagedkv.cache.outcomes import Admitted, Extended, Never, Sequence, Usage, Wait
 from pagedkv.cache.table import PageTable
 
@@ -34,8 +36,7 @@ class ContiguousManager:
         self.max_seq_len = max_seq_len
         self.reserved = pages_for_tokens(max_seq_len, page_size)
         self.table = PageTable(max_rows, self.reserved, page_size)
-        self.holes: list[tuple[int, int]] = [(1, num_pages)]
-        """(first page, pages) of each free stretch, in order, no two adjacent."""
+        self.holes = Holes(num_pages)
 
     def admit(
         self,
@@ -56,14 +57,11 @@ class ContiguousManager:
             return Never(self.reserved, self.num_pages)
         if not self.table.free_rows:
             return Wait(1, 0, on="rows")
-        for place, (first, pages) in enumerate(self.holes):
-            if pages >= self.reserved:
-                rest = (first + self.reserved, pages - self.reserved)
-                self.holes[place : place + 1] = [rest] if rest[1] else []
-                stretch = np.arange(first, first + self.reserved, dtype=np.int32)
-                row = self.table.open(stretch, prompt.size, 0, owner)
-                return Admitted(Sequence(row, int(self.table.generation[row])), 0)
-        return Wait(self.reserved, max((pages for _, pages in self.holes), default=0))
+        first = self.holes.take(self.reserved)
+        if first is None:
+            return Wait(self.reserved, self.holes.largest)
+        row = self.table.open(np.arange(first, first + self.reserved, dtype=np.int32), prompt.size, 0, owner)
+        return Admitted(Sequence(row, int(self.table.generation[row])), 0)
 
     def extend(self, rows: ArrayLike, tokens: ArrayLike, counts: ArrayLike = 1) -> Extended | Wait | Never:
         """Append tokens; the room was reserved at admission, so this never waits."""
@@ -89,17 +87,15 @@ class ContiguousManager:
         at = self.table.still_open(sequences)
         stretches = [(int(first), self.reserved) for first in self.table.table[at, 0]]
         self.table.close(at)
-        merged: list[tuple[int, int]] = []
-        for first, pages in sorted(self.holes + stretches):
-            if merged and sum(merged[-1]) == first:
-                merged[-1] = (merged[-1][0], merged[-1][1] + pages)
-            else:
-                merged.append((first, pages))
-        self.holes = merged
+        self.holes.give_back(stretches)
 
     def private_pages(self, rows: ArrayLike) -> NDArray[np.int64]:
         """Pages of each row: all of its reservation."""
         return self.table.pages[self.table.checked(rows)].astype(np.int64)
+
+    def fragmentation(self) -> Fragmentation:
+        """Where room is lost now."""
+        return fragmentation_of(self.table, self.holes)
 
     def usage(self) -> Usage:
         """Where the pages are now."""
