@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.budget import pages_for_tokens
 from pagedkv.cache.checks import checked_counts
+from pagedkv.cache.indexing import NEVER
 from pagedkv.cache.outcomes import Forked, Sequence, Wait
 from pagedkv.cache.ragged import ragged
 from pagedkv.cache.retention import retire_or_free
@@ -210,5 +211,5 @@ def _forget_indexed(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]
     np.add.at(taken, group, sums)
     manager.chain_sum[rows] -= taken
     manager.indexed[rows] = first
-    back = (counts > 0) & (manager.index_at[rows] != np.iinfo(np.int32).max)
+    back = (counts > 0) & (manager.index_at[rows] != NEVER)
     manager.index_at[rows[back]] = (first[back] + 1) * manager.page_size

@@ -22,6 +22,7 @@ from pagedkv.cache.checks import (
     checked_prompt,
 )
 from pagedkv.cache.hashing import ChainHash, Keys
+from pagedkv.cache.indexing import NEVER, index_pages
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, Extended, Forked, Never, Sequence, Usage, Wait
 from pagedkv.cache.pool import PagePool, Pages
 from pagedkv.cache.prefix import Namespaces, PrefixIndex
@@ -39,7 +40,6 @@ from pagedkv.cache.table import PageTable, Rows
 
 _NO_PAGES: Pages = np.zeros(0, np.int32)
 _NO_KEYS: Keys = np.zeros(0, np.uint64)
-_NEVER = np.iinfo(np.int32).max
 
 
 class KVCacheManager:
@@ -251,7 +251,7 @@ class KVCacheManager:
             return
         ready = np.flatnonzero(computed >= self.index_at.take(at))
         if ready.size:
-            self._index(at[ready], computed[ready].astype(np.int64) // self.page_size)
+            index_pages(self, at[ready], computed[ready].astype(np.int64) // self.page_size)
         done = [row for row, keys in self._pending.items() if self.index_at[row] > keys.size * self.page_size]
         for row in done:
             del self._pending[row]
@@ -358,7 +358,7 @@ class KVCacheManager:
         pages = pages_under(self.index, root)
         rows = np.flatnonzero(self.table.live if root is None else self.table.live & (self.root == root))
         self.indexed[rows] = 0
-        self.index_at[rows] = _NEVER
+        self.index_at[rows] = NEVER
         for row in rows.tolist():
             self._pending.pop(row, None)
         self._forget(pages)
@@ -459,63 +459,6 @@ class KVCacheManager:
         parents = self.index.parent[pages]
         for root in parents[parents < 0].tolist():
             self.namespaces.let_go(root)
-
-    def _index(self, rows: Rows, full: NDArray[np.int64]) -> None:
-        """Index the pages of `rows` up to page number `full`, and move rows to twins that are indexed already."""
-        first = self.indexed[rows].astype(np.int64)
-        counts = full - first
-        if (counts == 1).all() and self._index_new(rows, first):
-            return
-        group, offset = ragged(counts)
-        column, owner = first[group] + offset, rows[group]
-        own = self.table.at(owner, column)
-        sums = self._sums(rows, counts, group, self.index.hasher.page_sums(self.index.tokens.take(own, axis=0), column))
-        keys = self.index.hasher.finish(sums)
-        above = np.where(first > 0, self.table.at(rows, np.maximum(first - 1, 0)), self.root[rows])
-        target, parent, ok = self.index.resolve(own, keys, above, counts)
-        fresh = target == own
-        if not ok.all():
-            fresh &= ok
-            full = first + np.bincount(group[ok], minlength=rows.size)
-        self.index.insert(own[fresh], keys[fresh], parent[fresh])
-        for root in parent[fresh & (parent < 0)].tolist():
-            self.namespaces.hold_root(root)
-        moved = np.flatnonzero(ok & (target != own))
-        if moved.size:
-            self.pool.acquire(target[moved])
-            self.table.table[owner[moved], column[moved]] = target[moved]
-            self.pool.give_back(self.pool.drop(own[moved]))
-        self.chain_sum[rows] = sums[np.cumsum(counts) - 1]
-        self.indexed[rows] = full
-        collided = full < first + counts  # a key was taken by other content: the row is indexed no further
-        self.index_at[rows] = np.where(collided, _NEVER, (full + 1) * self.page_size)
-
-    def _index_new(self, rows: Rows, column: NDArray[np.int64]) -> bool:
-        """`_index` for a decode step: page number column[i] of rows[i], if all content is new; else nothing happens."""
-        own = self.table.at(rows, column)
-        sums = self.chain_sum[rows] + self.index.hasher.page_sums(self.index.tokens.take(own, axis=0), column)
-        keys = self.index.hasher.finish(sums)
-        if not self.index.all_new(keys):
-            return False
-        parent = self.table.at(rows, np.maximum(column - 1, 0))
-        for place in np.flatnonzero(column == 0).tolist():
-            root = int(self.root[rows[place]])
-            parent[place] = root
-            self.namespaces.hold_root(root)
-        self.index.insert(own, keys, parent)
-        self.chain_sum[rows] = sums
-        self.indexed[rows] = column + 1
-        self.index_at[rows] = (column + 2) * self.page_size
-        return True
-
-    def _sums(self, rows: Rows, counts: NDArray[np.int64], group: NDArray[np.int64], page_sums: Keys) -> Keys:
-        """Hash sums at the end of each new page, from what each adds: a running sum per row, mod 2**64."""
-        if group.size == rows.size:
-            return self.chain_sum[rows] + page_sums
-        running = np.cumsum(page_sums, dtype=np.uint64)
-        starts = np.cumsum(counts) - counts
-        before = running[starts] - page_sums[starts]
-        return running + (self.chain_sum[rows] - before)[group]
 
 
 def _is_one(counts: ArrayLike) -> bool:
