@@ -55,7 +55,7 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
 
 
 def _index_new(manager: KVCacheManager, rows: Rows, column: NDArray[np.int64]) -> bool:
-    """`index_pages` for a decode step: page number column[i] of rows[i], if all content is new; else nothing happens."""
+    """`index_pages` for a decode step: page number column[i] of rows[i], if all content is new; else nothing."""
     own = manager.table.at(rows, column)
     tokens = manager.index.tokens.take(own, axis=0)
     sums = manager.chain_sum[rows] + manager.index.hasher.page_sums(tokens, column)
