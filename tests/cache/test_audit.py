@@ -284,18 +284,47 @@ def chain_in_a_circle(manager: KVCacheManager) -> str:
 
 
 def promise_unaccounted(manager: KVCacheManager) -> str:
-    manager.promised = 1
+    manager.reservations.promised = 1
     return "1 pages are promised, the rows' promises are [0, 0, 0, 0]"
 
 
 def promise_negative(manager: KVCacheManager) -> str:
-    manager.promise[1:3] = -1, 1
+    manager.reservations.promise[1:3] = -1, 1
     return "0 pages are promised, the rows' promises are [0, -1, 1, 0]"
 
 
 def promise_without_pages(manager: KVCacheManager) -> str:
-    manager.promise[1] = manager.promised = 4
+    manager.reservations.promise[1] = manager.reservations.promised = 4
     return "4 pages are promised, 3 are available"
+
+
+def promise_beyond_the_reservation(manager: KVCacheManager) -> str:
+    manager.reservations.promise[1] = manager.reservations.promised = 1
+    return "row 1 is promised 1 pages; it has 3 of 0"
+
+
+def closed_row_entitled(manager: KVCacheManager) -> str:
+    manager.reservations.entitled[3] = 2
+    return "row 3 is closed but entitled to 2 pages"
+
+
+def shared_tail_unmarked(manager: KVCacheManager) -> str:
+    manager.fork(1)
+    manager.shares_tail[1] = False
+    return (
+        f"page {private_page(manager, 'alice')}, partly filled by row 1, is shared or indexed but the row is not marked"
+    )
+
+
+def indexed_tail_unmarked(manager: KVCacheManager) -> str:
+    manager.trim([1], [6])
+    manager.shares_tail[1] = False
+    return f"page {shared_pages(manager)[1]}, partly filled by row 1, is shared or indexed but the row is not marked"
+
+
+def closed_row_marked(manager: KVCacheManager) -> str:
+    manager.shares_tail[3] = True
+    return "row 3 is marked as sharing its last page, of which it has filled 0 tokens"
 
 
 def name_without_user(manager: KVCacheManager) -> str:
@@ -349,6 +378,11 @@ BREAKAGES: list[Callable[[KVCacheManager], str]] = [
     promise_unaccounted,
     promise_negative,
     promise_without_pages,
+    promise_beyond_the_reservation,
+    closed_row_entitled,
+    shared_tail_unmarked,
+    indexed_tail_unmarked,
+    closed_row_marked,
     name_without_user,
 ]
 
@@ -370,7 +404,7 @@ def test_the_auditor_only_looks() -> None:
 
 def test_check_raises_with_every_violation() -> None:
     manager = scene()
-    manager.promised = 9
+    manager.reservations.promised = 9
     with pytest.raises(AuditError, match=r"9 pages are promised, the rows' promises .*; 9 pages are promised, 3 are"):
         check(manager)
 

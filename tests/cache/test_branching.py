@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from cache_support import admitted, computed, held_tokens, pages, snapshot, split, tiny
@@ -102,8 +104,8 @@ def test_a_fork_sets_the_pages_of_a_reservation_aside_with_the_copy() -> None:
     assert manager.usage().promised == 0
 
 
-@pytest.mark.parametrize(("branches", "reserve"), [(0, 0), (1, -1), (1, 59)])
-def test_a_fork_that_cannot_be_meant_is_refused(branches: int, reserve: int) -> None:
+@pytest.mark.parametrize(("branches", "reserve"), [(0, 0), (-1, 0), (1.5, 0), (1, -1), (1, 0.5), (1, 59)])
+def test_a_fork_that_cannot_be_meant_is_refused(branches: Any, reserve: Any) -> None:
     manager = tiny()
     a = computed(manager, [1, 2, 3, 4, 5, 6]).sequence
     before = snapshot(manager)
@@ -219,13 +221,27 @@ def test_aborting_every_branch_frees_every_page() -> None:
     assert split(manager) == (0, 0, 8)
 
 
-def test_copies_are_pairs_for_a_store() -> None:
+def test_a_store_that_performs_the_copies_gives_each_branch_its_own_tokens() -> None:
     manager = tiny()
+    store = np.zeros((5, 4), np.int64)
     a = computed(manager, [1, 2, 3]).sequence
-    answer = manager.extend([a.row], [4])
+    store[pages(manager, a)[0], :3] = [1, 2, 3]
+    (b,) = forked(manager, a.row)
+    answer = manager.extend([a.row, b.row], [4, 5])
     assert isinstance(answer, Extended)
-    assert answer.copies.shape == (0, 2)
-    assert answer.copies.dtype == np.int32
+    assert (answer.copies.shape, answer.copies.dtype) == ((1, 2), np.int32)
+    store[answer.copies[:, 1]] = store[answer.copies[:, 0]]
+    store.reshape(-1)[answer.slots] = [4, 5]
+    assert [store[pages(manager, row)[0]].tolist() for row in (a, b)] == [[1, 2, 3, 4], [1, 2, 3, 5]]
+
+
+def test_a_row_that_waits_on_a_shared_tail_leaves_the_step_of_others_alone() -> None:
+    manager = tiny(num_pages=8)
+    a, other = computed(manager, [1, 2, 3]).sequence, computed(manager, [9, 9]).sequence
+    forked(manager, a.row)
+    assert appended(manager, [other.row], [8]) == []
+    assert manager.shares_tail[a.row]
+    assert len(appended(manager, [other.row, a.row], [7, 4])) == 1
 
 
 def test_nobody_waits_for_prompt_pages_that_a_trim_took_away() -> None:

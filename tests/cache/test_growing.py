@@ -57,10 +57,29 @@ def test_a_request_that_finds_no_hole_waits_and_nobody_has_moved() -> None:
     manager = tiny(num_pages=6)
     a, b, c = admitted(manager, 4), admitted(manager, 4), admitted(manager, 12)
     before = snapshot(manager)
-    assert manager.extend([c.row, a.row], [1, 1]) == Wait(2, 0)
+    assert manager.extend([c.row, a.row], [1, 1]) == Wait(2, 1)  # its own page counts as free
     assert snapshot(manager) == before
     manager.release([b])
     assert isinstance(manager.extend([a.row], [1]), Extended)
+
+
+def test_a_request_alone_slides_within_its_own_room() -> None:
+    """With its own stretch counted as free, a request that fits into the pool never waits alone."""
+    manager = tiny(num_pages=4)
+    a, b = admitted(manager, 4), admitted(manager, 8)
+    manager.release([a])
+    answer = manager.extend([b.row], [1] * 8, 8)
+    assert isinstance(answer, Extended)
+    assert (pages(manager, b), answer.copies.tolist()) == ([1, 2, 3, 4], [[2, 1], [3, 2]])
+
+
+def test_pages_that_hold_no_token_yet_are_not_copied() -> None:
+    manager = tiny()
+    a, b = admitted(manager, 4, reserve=4), admitted(manager, 4)
+    answer = manager.extend([a.row], [1] * 5, 5)
+    assert isinstance(answer, Extended)
+    assert (answer.copies.tolist(), manager.moved_pages) == ([[1, 4]], 1)
+    assert pages(manager, b) == [3]
 
 
 def test_larger_than_the_pool_is_never_and_not_now_is_wait() -> None:
@@ -114,8 +133,7 @@ def test_every_row_reads_its_own_tokens_after_any_moves(seed: int) -> None:
             if not isinstance(grown, Extended):
                 assert snapshot(manager) == before
                 continue
-            for source, target in grown.copies.tolist():
-                store[target] = store[source]
+            store[grown.copies[:, 1]] = store[grown.copies[:, 0]]  # all reads before all writes
             store.reshape(-1)[grown.slots] = new
             rest = iter(new)
             for row, count in zip(chosen, counts, strict=True):
@@ -130,5 +148,8 @@ def test_every_row_reads_its_own_tokens_after_any_moves(seed: int) -> None:
             assert own == list(range(own[0], own[0] + len(own)))
             assert store[own].reshape(-1)[: len(tokens)].tolist() == tokens
             taken += own
+        lost, usage = manager.fragmentation(), manager.usage()
+        assert lost.internal + lost.reserved + usage.tokens == usage.used * 4
+        assert lost.external + lost.largest_hole * 4 == usage.free * 4
         free = [page for first, count in manager.holes.stretches for page in range(first, first + count)]
         assert sorted(taken + free) == list(range(1, manager.num_pages + 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from cache_support import admitted, tiny
@@ -95,17 +97,41 @@ GOOD = PagesCSR(np.array([0, 2, 3], np.int32), np.array([1, 2, 3], np.int32), np
         ({"indices": np.array([1, 2, 0], np.int32)}, "pages 0 to 2 are named; they must be 1 to 3"),
         ({"indices": np.array([1, 2, 4], np.int32)}, "pages 1 to 4 are named"),
         ({"indices": np.array([1, 2, 3], np.int64)}, "indices is int64"),
-        ({"indptr": np.array([0, 3, 3], np.int32)}, "row 1 has no page"),
-        ({"indptr": np.array([0, 4, 3], np.int32)}, "row 1 has no page"),
+        ({"indptr": np.array([0, 3, 3], np.int32)}, "row 1 has 0 pages by indptr"),
+        ({"indptr": np.array([0, 4, 3], np.int32)}, "row 1 has -1 pages by indptr"),
+        ({"indices": [1, 2, 3]}, "indices is a list; it must be an int32 array"),
         ({"indptr": np.array([1, 2, 3], np.int32)}, "runs from 1 to 3"),
         ({"indptr": np.array([0, 1, 2], np.int32)}, "runs from 0 to 2; it must run from 0 to 3"),
     ],
 )
-def test_arrays_that_flashinfer_would_misread_are_refused(changes: dict[str, np.ndarray], message: str) -> None:
+def test_arrays_that_flashinfer_would_misread_are_refused(changes: dict[str, Any], message: str) -> None:
     """FAILURES 58: a last page of 0 or page_size + 1 tokens is an error, not other output."""
     check_csr(GOOD, 4, 3)
     with pytest.raises(InvalidRequestError, match=message):
         check_csr(GOOD._replace(**changes), 4, 3)
+
+
+def test_an_indptr_whose_fall_overflows_int32_is_refused() -> None:
+    falling = np.array([0, 2**31 - 1, -(2**31), -1, 3], np.int32)
+    arrays = PagesCSR(falling, np.array([1, 2, 3], np.int32), np.ones(4, np.int32))
+    with pytest.raises(InvalidRequestError, match=f"row 1 has {-(2**32) + 1} pages"):
+        check_csr(arrays, 4, 3)
+
+
+def test_more_pages_than_int32_counts_are_refused() -> None:
+    table = PageTable(2, 1, 1)
+    for _ in range(2):
+        table.length[table.open(np.array([1], np.int32), 1, 0, "")] = 2**31 - 1
+    with pytest.raises(InvalidRequestError, match="have 4294967294 pages"):
+        csr(table, [0, 1])
+
+
+@pytest.mark.parametrize(("page_size", "num_pages"), [(0, 3), (4, 0)])
+def test_a_pool_without_room_is_refused_even_for_no_rows(page_size: int, num_pages: int) -> None:
+    nothing = PagesCSR(np.zeros(1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32))
+    check_csr(nothing, 4, 3)
+    with pytest.raises(InvalidRequestError, match="both must be at least 1"):
+        check_csr(nothing, page_size, num_pages)
 
 
 def test_two_rows_of_one_token_are_alike() -> None:

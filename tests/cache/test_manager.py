@@ -535,10 +535,10 @@ def test_the_prompt_array_belongs_to_the_caller_afterwards() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reserve": 0.5}, r"reserve \(0.5\) and headroom \(0\) must be whole numbers"),
+        ({"reserve": 0.5}, "reserve is 0.5; it must be a whole number"),
         ({"namespace": ["a"]}, "a namespace of type list cannot be hashed"),
-        ({"reserve": -1}, r"reserve \(-1\) and headroom \(0\) must not be negative"),
-        ({"headroom": -2}, r"reserve \(0\) and headroom \(-2\) must not be negative"),
+        ({"reserve": -1}, "reserve is -1; it must not be negative"),
+        ({"headroom": -2}, "headroom is -2; it must not be negative"),
         ({"reserve": 60}, "5 prompt tokens and 60 reserved exceed max_seq_len 64"),
     ],
 )

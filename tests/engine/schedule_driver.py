@@ -81,8 +81,11 @@ class Driver:
         return steps
 
     def _compute(self, step: Step) -> None:
-        """Write each token's KV to its slot, and read back what attention would see: exactly the tokens before."""
+        """Copy pages, write each token's KV to its slot, and read back what attention sees: just the tokens before."""
         table, size = self.manager.table, self.manager.page_size
+        held = {target: dict(self.written.get(source, {})) for source, target in step.copies.tolist()}
+        assert len(held) == len(step.copies), "a page is the target of two copies"
+        self.written.update(held)
         slots = table.slots(step.rows, step.starts, step.counts)
         for slot, token in zip(slots.tolist(), step.tokens.tolist(), strict=True):
             self.written.setdefault(slot // size, {})[slot % size] = token

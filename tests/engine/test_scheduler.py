@@ -7,7 +7,7 @@ import random
 import pytest
 from schedule_driver import Driver, expected_output
 
-from pagedkv.cache import ContiguousManager
+from pagedkv.cache import ContiguousManager, GrowingContiguousManager, KVCacheManager
 from pagedkv.engine.request import FinishReason, Status
 from pagedkv.engine.waiting import WaitingQueue
 from pagedkv.errors import InvalidRequestError, NeverFitsError, QueueFullError
@@ -52,6 +52,20 @@ class TestBatching:
         requests = [driver.submit(name, 2, max_tokens=5) for name in "abcdef"]
         driver.run()
         assert all(done(*requests))
+
+    def test_a_step_carries_the_copies_of_a_decode_that_moves(self):
+        driver = Driver(8, manager=GrowingContiguousManager(8, 4, max_rows=4, max_seq_len=32))
+        a, b = driver.submit("a", 4, max_tokens=6), driver.submit("b", 4, max_tokens=6)
+        driver.step()
+        assert driver.step().copies.tolist() == [[1, 3], [2, 1]]  # a makes room for b, where it was before
+        driver.run()
+        assert all(done(a, b))
+
+    def test_a_request_alone_in_a_contiguous_pool_uses_all_of_it(self):
+        driver = Driver(4, manager=GrowingContiguousManager(4, 4, max_rows=4, max_seq_len=16))
+        a, b = driver.submit("a", 3, max_tokens=1), driver.submit("b", 9, max_tokens=7)
+        driver.run()
+        assert all(done(a, b))
 
     def test_all_run_on_contiguous_reservations_too(self):
         manager = ContiguousManager(8, 4, max_rows=4, max_seq_len=16)
@@ -377,14 +391,29 @@ class TestAbort:
         assert not driver.scheduler.running
 
 
+def paged(pages, page_size, rows):
+    return KVCacheManager(pages, page_size, max_rows=rows, max_seq_len=1000)
+
+
+def with_partial_reuse(pages, page_size, rows):
+    return KVCacheManager(pages, page_size, max_rows=rows, max_seq_len=1000, partial_reuse=True)
+
+
+def growing(pages, page_size, rows):
+    return GrowingContiguousManager(pages, page_size, max_rows=rows, max_seq_len=1000)
+
+
+@pytest.mark.parametrize("kind", [paged, with_partial_reuse, growing])
 @pytest.mark.parametrize("seed", range(12))
-def test_any_mix_of_requests_and_aborts_ends_with_the_right_tokens_and_no_page_held(seed):
+def test_any_mix_of_requests_and_aborts_ends_with_the_right_tokens_and_no_page_held(seed, kind):
     """Hundreds of requests, a tiny pool, shared prefixes, every policy; audited after every step."""
     rng = random.Random(seed)
+    pages, page_size, rows = rng.choice((6, 9, 17)), rng.choice((1, 4)), rng.choice((2, 5, 16))
     driver = Driver(
-        rng.choice((6, 9, 17)),
-        rng.choice((1, 4)),
-        max_batch_size=rng.choice((2, 5, 16)),
+        pages,
+        page_size,
+        manager=kind(pages, page_size, rows),
+        max_batch_size=rows,
         max_num_tokens=rng.choice((2, 5, 16, 64)),
         scheduler={
             "capacity_scheduler_policy": rng.choice(("MAX_UTILIZATION", "GUARANTEED_NO_EVICT")),

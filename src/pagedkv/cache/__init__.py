@@ -1,9 +1,8 @@
 """The allocator: who owns which page. Arrays in, arrays out; NumPy and the standard library only."""
 
 from pagedkv.cache.audit import audit, check
-from pagedkv.cache.contiguous import ContiguousManager
+from pagedkv.cache.contiguous import ContiguousManager, GrowingContiguousManager
 from pagedkv.cache.fragmentation import Fragmentation
-from pagedkv.cache.growing import GrowingContiguousManager
 from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.interop import BlockTable, PagesCSR, block_table, check_csr, check_page_size, csr, slot_mapping
 from pagedkv.cache.manager import KVCacheManager

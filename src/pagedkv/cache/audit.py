@@ -33,7 +33,9 @@ def audit(manager: KVCacheManager) -> list[str]:
         *_index(manager),
         *_chains(manager),
         *_keys(manager),
-        *_promises_and_names(manager),
+        *_reservations(manager),
+        *_tails(manager),
+        *_names(manager),
     ]
 
 
@@ -193,23 +195,36 @@ def _keys(manager: KVCacheManager) -> Iterator[str]:
         yield f"pages {pages} are indexed under page {parent}, which hangs on no root"
 
 
-def _promises_and_names(manager: KVCacheManager) -> Iterator[str]:
-    """Promises are covered by pages; names are kept for as long as something uses them."""
-    if manager.promised != int(manager.promise.sum()) or (manager.promise < 0).any():
-        yield f"{manager.promised} pages are promised, the rows' promises are {manager.promise.tolist()}"
+def _reservations(manager: KVCacheManager) -> Iterator[str]:
+    """Promises add up, are covered by pages, and no row is promised more than it may still need."""
+    promise, promised = manager.reservations.promise, manager.reservations.promised
+    if promised != int(promise.sum()) or (promise < 0).any():
+        yield f"{promised} pages are promised, the rows' promises are {promise.tolist()}"
+    if promised > manager.pool.available:
+        yield f"{promised} pages are promised, {manager.pool.available} are available"
     for row in range(manager.table.max_rows):
-        entitled, length = int(manager.entitled[row]), int(manager.table.length[row])
-        shares, pages = bool(manager.shares_tail[row]), int(manager.table.pages[row])
-        if int(manager.promise[row]) > (max(entitled - pages, 0) + shares if entitled else 0):
-            yield f"row {row} is promised {manager.promise[row]} pages; it has {pages} of {entitled}"
-        if not manager.table.live[row] and (entitled or shares):
-            yield f"row {row} is closed but entitled to {entitled} pages or marked as sharing its last page"
-        if length % manager.page_size:
-            tail = int(manager.table.table[row, pages - 1])
-            if not shares and (manager.pool.refcount[tail] > 1 or manager.index.indexed[tail]):
-                yield f"page {tail} is partly filled by row {row}, which is not marked, but is shared or indexed"
-    if manager.promised > manager.pool.available:
-        yield f"{manager.promised} pages are promised, {manager.pool.available} are available"
+        entitled, pages = int(manager.reservations.entitled[row]), int(manager.table.pages[row])
+        if promise[row] > (max(entitled - pages, 0) + manager.shares_tail[row] if entitled else 0):
+            yield f"row {row} is promised {promise[row]} pages; it has {pages} of {entitled}"
+        if entitled and not manager.table.live[row]:
+            yield f"row {row} is closed but entitled to {entitled} pages"
+
+
+def _tails(manager: KVCacheManager) -> Iterator[str]:
+    """A partly filled last page is its row's alone to write, or the row is marked."""
+    for row in range(manager.table.max_rows):
+        filled = int(manager.table.length[row]) % manager.page_size
+        marked = bool(manager.shares_tail[row])
+        if marked and not filled:
+            yield f"row {row} is marked as sharing its last page, of which it has filled {filled} tokens"
+        page = int(manager.table.table[row, manager.table.pages[row] - 1]) if filled else 0
+        common = _exists(manager, page) and (manager.pool.refcount[page] > 1 or manager.index.indexed[page])
+        if common and not marked:
+            yield f"page {page}, partly filled by row {row}, is shared or indexed but the row is not marked"
+
+
+def _names(manager: KVCacheManager) -> Iterator[str]:
+    """Names are kept for as long as something uses them."""
     users: dict[int, int] = {}
     for row in _live(manager):
         users[int(manager.root[row])] = users.get(int(manager.root[row]), 0) + 1

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.budget import pages_for_tokens
-from pagedkv.cache.checks import checked_counts
+from pagedkv.cache.checks import check_whole, checked_counts
 from pagedkv.cache.indexing import NEVER
 from pagedkv.cache.outcomes import Forked, Sequence, Wait
 from pagedkv.cache.ragged import ragged
@@ -37,8 +37,9 @@ def fork(manager: KVCacheManager, row: int, branches: int, reserve: int) -> Fork
     """`KVCacheManager.fork`."""
     at = manager.table.checked([row])
     _check_computed(manager, at)
-    if branches < 1 or reserve < 0:
-        raise InvalidRequestError(f"a fork into {branches} branches with {reserve} reserved tokens; at least 1 and 0")
+    check_whole(branches=branches, reserve=reserve)
+    if not branches:
+        raise InvalidRequestError("a fork into 0 branches; it must be at least 1")
     length, pages = int(manager.table.length[row]), int(manager.table.pages[row])
     if length + reserve > manager.max_seq_len:
         raise InvalidRequestError(f"{length} tokens and {reserve} reserved exceed max_seq_len {manager.max_seq_len}")
@@ -47,8 +48,8 @@ def fork(manager: KVCacheManager, row: int, branches: int, reserve: int) -> Fork
     partial = length % manager.page_size > 0
     entitled = pages_for_tokens(length + reserve, manager.page_size) if reserve else 0
     needed = branches * (entitled - pages + partial) if reserve else 0
-    needed += int(partial and manager.entitled[row] > 0 and not manager.shares_tail[row])
-    free = manager.pool.available - manager.promised
+    needed += int(partial and manager.reservations.entitled[row] > 0 and not manager.shares_tail[row])
+    free = manager.pool.available - manager.reservations.promised
     if needed > free:
         return Wait(needed, free)
     held = manager.table.table[row, :pages].copy()
@@ -59,9 +60,9 @@ def fork(manager: KVCacheManager, row: int, branches: int, reserve: int) -> Fork
     )
     manager.namespaces.hold_root(int(manager.root[row]), branches)
     _take_after(manager, rows, np.full(branches, row, np.int64))
-    manager.entitled[rows] = entitled
+    manager.reservations.entitled[rows] = entitled
     manager.shares_tail[np.append(rows, row)] = partial
-    settle_promises(manager, np.append(rows, row))
+    settle(manager, np.append(rows, row))
     return Forked(tuple(Sequence(int(new), int(manager.table.generation[new])) for new in rows))
 
 
@@ -92,7 +93,7 @@ def reorder(manager: KVCacheManager, rows: ArrayLike, parents: ArrayLike) -> Non
         manager.drop_pending(row)
     both = np.union1d(at, above)
     mark_tails(manager, both)
-    settle_promises(manager, both)
+    settle(manager, both)
 
 
 def trim(manager: KVCacheManager, rows: ArrayLike, lengths: ArrayLike) -> None:
@@ -120,7 +121,7 @@ def trim(manager: KVCacheManager, rows: ArrayLike, lengths: ArrayLike) -> None:
     for row in at.tolist():
         manager.drop_pending(row, int(table.length[row]) // size)
     mark_tails(manager, at)
-    settle_promises(manager, at)
+    settle(manager, at)
 
 
 def writers_that_copy(
@@ -156,18 +157,9 @@ def mark_tails(manager: KVCacheManager, rows: Rows) -> None:
     manager.shares_tail[rows] = common & (length % manager.page_size > 0)
 
 
-def settle_promises(manager: KVCacheManager, rows: Rows) -> None:
-    """Promise each row that was admitted with a reservation what it still may need, as far as pages are available."""
-    left = np.maximum(manager.entitled[rows] - manager.table.pages[rows], 0) + manager.shares_tail[rows]
-    goal = np.where(manager.entitled[rows] > 0, left, 0)
-    had = manager.promise[rows]
-    kept = np.minimum(had, goal)
-    manager.promised -= int((had - kept).sum())
-    want = goal - kept
-    room = max(manager.pool.available - manager.promised, 0)
-    given = np.clip(room - (np.cumsum(want) - want), 0, want)
-    manager.promise[rows] = kept + given
-    manager.promised += int(given.sum())
+def settle(manager: KVCacheManager, rows: Rows) -> None:
+    """Adjust the promises of these rows to the pages they hold and the copies they may need."""
+    manager.reservations.settle(rows, manager.table.pages[rows], manager.shares_tail[rows], manager.pool.available)
 
 
 def tokens_held(manager: KVCacheManager) -> int:

@@ -21,14 +21,20 @@ def checked_prompt(tokens: ArrayLike, reserve: int, headroom: int, max_seq_len: 
     prompt = checked_ids(tokens)
     if prompt.ndim != 1 or not prompt.size:
         raise InvalidRequestError(f"a prompt is a flat array of at least one token id; got shape {prompt.shape}")
-    if not isinstance(reserve, (int, np.integer)) or not isinstance(headroom, (int, np.integer)):
-        raise InvalidRequestError(f"reserve ({reserve!r}) and headroom ({headroom!r}) must be whole numbers")
-    if reserve < 0 or headroom < 0:
-        raise InvalidRequestError(f"reserve ({reserve}) and headroom ({headroom}) must not be negative")
+    check_whole(reserve=reserve, headroom=headroom)
     if prompt.size + reserve > max_seq_len:
         more = f" and {reserve} reserved" if reserve else ""
         raise InvalidRequestError(f"{prompt.size} prompt tokens{more} exceed max_seq_len {max_seq_len}")
     return prompt
+
+
+def check_whole(**numbers: int) -> None:
+    """Raise InvalidRequestError unless every number is a whole one and not negative."""
+    for name, value in numbers.items():
+        if not isinstance(value, (int, np.integer)):
+            raise InvalidRequestError(f"{name} is {value!r}; it must be a whole number")
+        if value < 0:
+            raise InvalidRequestError(f"{name} is {value}; it must not be negative")
 
 
 def checked_ids(tokens: ArrayLike) -> NDArray[np.int32]:

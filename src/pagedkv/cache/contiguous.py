@@ -1,11 +1,11 @@
-"""ContiguousManager: the traditional allocator, behind the same verbs, to compare with.
+"""The traditional allocators, behind the same verbs, to compare with: each request in one stretch of pages, first fit.
 
-Each request reserves room for max_seq_len tokens in one piece when it is admitted, first fit, and keeps all of it until
-it ends. The room is cut into pages only so that the same kernels and engine can run on it; nothing is shared.
+The room is cut into pages only so that the same kernels and engine can run on it; nothing is shared.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 
 import numpy as np
@@ -21,21 +21,20 @@ from pagedkv.cache.checks import (
     checked_prompt,
 )
 from pagedkv.cache.fragmentation import Fragmentation, fragmentation_of
-from pagedkv.cache.holes import Holes
-from pagedkv.cache.outcomes import Admitted, Extended, Never, Sequence, Usage, Wait
-from pagedkv.cache.table import PageTable
+from pagedkv.cache.holes import Holes, Stretch
+from pagedkv.cache.outcomes import NO_COPIES, Admitted, Extended, Never, Sequence, Usage, Wait
+from pagedkv.cache.table import PageTable, Rows
 
 
-class ContiguousManager:
-    """Reserves ceil(max_seq_len / page_size) consecutive pages per request. Arguments as for KVCacheManager."""
+class StretchManager(ABC):
+    """What contiguous allocators have in common: all verbs but growth. Arguments as for KVCacheManager."""
 
     def __init__(self, num_pages: int, page_size: int, *, max_rows: int, max_seq_len: int) -> None:
         check_sizes(num_pages, page_size, max_rows, max_seq_len)
         self.num_pages = num_pages
         self.page_size = page_size
         self.max_seq_len = max_seq_len
-        self.reserved = pages_for_tokens(max_seq_len, page_size)
-        self.table = PageTable(max_rows, self.reserved, page_size)
+        self.table = PageTable(max_rows, pages_for_tokens(max_seq_len, page_size), page_size)
         self.holes = Holes(num_pages)
 
     def admit(
@@ -48,30 +47,41 @@ class ContiguousManager:
         owner: str = "",
         share_pending: bool = False,
     ) -> Admitted | Wait | Never:
-        """Reserve a stretch for the prompt and all that may follow.
-
-        `headroom` keeps no stretch back and nothing is shared: a reservation never grows.
-        """
+        """Give a prompt one stretch of pages; nothing of it is cached."""
         prompt = checked_prompt(tokens, reserve, headroom, self.max_seq_len)
-        if self.reserved > self.num_pages:
-            return Never(self.reserved, self.num_pages)
+        pages, kept_free = self._room(prompt.size + reserve, headroom)
+        if pages > self.num_pages:
+            return Never(pages, self.num_pages)
         if not self.table.free_rows:
             return Wait(1, 0, on="rows")
-        first = self.holes.take(self.reserved)
+        if kept_free and pages + kept_free > self.holes.free:
+            return Wait(pages + kept_free, self.holes.free)
+        first = self.holes.take(pages)
         if first is None:
-            return Wait(self.reserved, self.holes.largest)
-        row = self.table.open(np.arange(first, first + self.reserved, dtype=np.int32), prompt.size, 0, owner)
+            return Wait(pages, self.holes.largest)
+        row = self.table.open(np.arange(first, first + pages, dtype=np.int32), prompt.size, 0, owner)
         return Admitted(Sequence(row, int(self.table.generation[row])), 0)
 
+    @abstractmethod
+    def _room(self, tokens: int, headroom: int) -> tuple[int, int]:
+        """Pages of the stretch of a request that wants room for so many tokens, and pages that must stay free."""
+
     def extend(self, rows: ArrayLike, tokens: ArrayLike, counts: ArrayLike = 1) -> Extended | Wait | Never:
-        """Append tokens; the room was reserved at admission, so this never waits."""
+        """Append tokens, for all rows or none; `copies` say what had to move."""
         at = self.table.checked(rows)
         count = checked_counts(counts, at.size)
         check_token_count(checked_ids(tokens), count)
         before = self.table.length[at].astype(np.int64)
         check_lengths(at, before + count, self.max_seq_len)
+        copies = self._grow(at, -(-(before + count) // self.page_size))
+        if not isinstance(copies, np.ndarray):
+            return copies
         self.table.length[at] = before + count
-        return Extended(self.table.slots_unchecked(at, before, count))
+        return Extended(self.table.slots_unchecked(at, before, count), copies)
+
+    @abstractmethod
+    def _grow(self, rows: Rows, pages: NDArray[np.int64]) -> NDArray[np.int32] | Wait | Never:
+        """Make rows[i] hold at least pages[i] pages; the copies this takes, or why it cannot be."""
 
     def commit(self, rows: ArrayLike, counts: ArrayLike) -> None:
         """Count tokens as computed."""
@@ -85,12 +95,12 @@ class ContiguousManager:
             StaleSequenceError: a handle that this manager never handed out; nothing is released.
         """
         at = self.table.still_open(sequences)
-        stretches = [(int(first), self.reserved) for first in self.table.table[at, 0]]
+        stretches = list(zip(self.table.table[at, 0].tolist(), self.table.pages[at].tolist(), strict=True))
         self.table.close(at)
         self.holes.give_back(stretches)
 
     def private_pages(self, rows: ArrayLike) -> NDArray[np.int64]:
-        """Pages of each row: all of its reservation."""
+        """Pages of each row: all of its stretch."""
         return self.table.pages[self.table.checked(rows)].astype(np.int64)
 
     def fragmentation(self) -> Fragmentation:
@@ -110,3 +120,62 @@ class ContiguousManager:
             tokens=int(self.table.length.sum()),
             page_size=self.page_size,
         )
+
+
+class ContiguousManager(StretchManager):
+    """Reserves room for max_seq_len tokens at admission, and keeps all of it until the request ends.
+
+    `headroom` keeps nothing back: a reservation never grows.
+    """
+
+    def _room(self, tokens: int, headroom: int) -> tuple[int, int]:
+        return self.table.columns, 0
+
+    def _grow(self, rows: Rows, pages: NDArray[np.int64]) -> NDArray[np.int32]:
+        return NO_COPIES
+
+
+class GrowingContiguousManager(StretchManager):
+    """Takes room for what a request has now, and moves it elsewhere when it cannot grow where it is.
+
+    No reservation, but holes that nobody fits into, and copies of whole sequences. `headroom` pages must stay free
+    after an admission, in whatever holes. `Wait` of `extend` names the pages of the row that found no hole, and the
+    largest hole that there was for it, its own stretch counted as free.
+
+    Attributes:
+        moved_pages: pages copied so far because a request could not grow where it was.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, *, max_rows: int, max_seq_len: int) -> None:
+        super().__init__(num_pages, page_size, max_rows=max_rows, max_seq_len=max_seq_len)
+        self.moved_pages = 0
+
+    def _room(self, tokens: int, headroom: int) -> tuple[int, int]:
+        return pages_for_tokens(tokens, self.page_size), headroom
+
+    def _grow(self, rows: Rows, pages: NDArray[np.int64]) -> NDArray[np.int32] | Wait | Never:
+        if pages.max(initial=0) > self.num_pages:
+            return Never(int(pages.max()), self.num_pages)
+        before = list(self.holes.stretches)
+        places: dict[int, Stretch] = {}
+        copies = [NO_COPIES]
+        for at in np.flatnonzero(pages > self.table.pages[rows]).tolist():
+            row, wanted = int(rows[at]), int(pages[at])
+            first, held = int(self.table.table[row, 0]), int(self.table.pages[row])
+            if self.holes.take_at(first + held, wanted - held) is None:
+                self.holes.give_back([(first, held)])  # a row may slide within its own room
+                new = self.holes.take(wanted)
+                if new is None:
+                    largest, self.holes.stretches = self.holes.largest, before
+                    return Wait(wanted, largest)
+                filled = pages_for_tokens(int(self.table.length[row]), self.page_size)
+                source = np.arange(first, first + filled, dtype=np.int32)
+                copies.append(np.stack((source, source + np.int32(new - first)), axis=1))
+                first = new
+            places[row] = (first, wanted)
+        for row, (first, wanted) in places.items():
+            self.table.table[row, :wanted] = np.arange(first, first + wanted)
+            self.table.pages[row] = wanted
+        pairs = np.concatenate(copies)
+        self.moved_pages += len(pairs)
+        return pairs

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache.hashing import Keys
+from pagedkv.cache.pool import Pages
 from pagedkv.cache.ragged import ragged
 from pagedkv.cache.table import Rows
 
@@ -25,24 +26,27 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
     """Index the pages of `rows` up to page number `full`, and move rows to twins that are indexed already."""
     first = manager.indexed[rows].astype(np.int64)
     counts = full - first
-    if (counts == 1).all() and _index_new(manager, rows, first):
-        return
     group, offset = ragged(counts)
     column, owner = first[group] + offset, rows[group]
     own = manager.table.at(owner, column)
-    sums = _sums(
-        manager, rows, counts, group, manager.index.hasher.page_sums(manager.index.tokens.take(own, axis=0), column)
-    )
+    page_sums = manager.index.hasher.page_sums(manager.index.tokens.take(own, axis=0), column)
+    sums = _sums(manager, rows, counts, group, page_sums)
     keys = manager.index.hasher.finish(sums)
-    above = np.where(first > 0, manager.table.at(rows, np.maximum(first - 1, 0)), manager.root[rows])
+    above = manager.table.at(rows, np.maximum(first - 1, 0))
+    roots = first == 0
+    if roots.any():
+        above[roots] = manager.root[rows[roots]]
+    if own.size == rows.size and manager.index.all_new(keys):  # most decode steps: one page per row, no twin
+        _insert(manager, own, keys, above)
+        manager.chain_sum[rows] = sums
+        manager.indexed[rows] = full
+        manager.index_at[rows] = (full + 1) * manager.page_size
+        return
     target, parent, ok = manager.index.resolve(own, keys, above, counts)
-    fresh = target == own
+    fresh = ok & (target == own)
     if not ok.all():
-        fresh &= ok
         full = first + np.bincount(group[ok], minlength=rows.size)
-    manager.index.insert(own[fresh], keys[fresh], parent[fresh])
-    for root in parent[fresh & (parent < 0)].tolist():
-        manager.namespaces.hold_root(root)
+    _insert(manager, own[fresh], keys[fresh], parent[fresh])
     moved = np.flatnonzero(ok & (target != own))
     if moved.size:
         manager.pool.acquire(target[moved])
@@ -54,24 +58,11 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
     manager.index_at[rows] = np.where(collided, NEVER, (full + 1) * manager.page_size)
 
 
-def _index_new(manager: KVCacheManager, rows: Rows, column: NDArray[np.int64]) -> bool:
-    """`index_pages` for a decode step: page number column[i] of rows[i], if all content is new; else nothing."""
-    own = manager.table.at(rows, column)
-    tokens = manager.index.tokens.take(own, axis=0)
-    sums = manager.chain_sum[rows] + manager.index.hasher.page_sums(tokens, column)
-    keys = manager.index.hasher.finish(sums)
-    if not manager.index.all_new(keys):
-        return False
-    parent = manager.table.at(rows, np.maximum(column - 1, 0))
-    for place in np.flatnonzero(column == 0).tolist():
-        root = int(manager.root[rows[place]])
-        parent[place] = root
+def _insert(manager: KVCacheManager, pages: Pages, keys: Keys, parents: NDArray[np.int32]) -> None:
+    """Index pages of new content; each directly under a root holds its name."""
+    manager.index.insert(pages, keys, parents)
+    for root in parents[parents < 0].tolist():
         manager.namespaces.hold_root(root)
-    manager.index.insert(own, keys, parent)
-    manager.chain_sum[rows] = sums
-    manager.indexed[rows] = column + 1
-    manager.index_at[rows] = (column + 2) * manager.page_size
-    return True
 
 
 def _sums(

@@ -58,9 +58,11 @@ def csr(table: PageTable, rows: ArrayLike, lengths: ArrayLike | None = None) -> 
         lengths: tokens of each row that the kernel shall see, int [n], 1 to the row's length; None for all of them.
 
     Raises:
-        StaleSequenceError, InvalidRequestError: rows or lengths are wrong.
+        StaleSequenceError, InvalidRequestError: rows or lengths are wrong, or the rows have 2**31 pages or more.
     """
     at, seen, pages = _seen(table, rows, lengths)
+    if pages.sum() > np.iinfo(np.int32).max:
+        raise InvalidRequestError(f"the rows have {pages.sum()} pages; int32 arrays name at most 2**31 - 1")
     group, column = ragged(pages)
     indptr = np.zeros(at.size + 1, np.int32)
     np.cumsum(pages, out=indptr[1:])
@@ -91,11 +93,15 @@ def check_csr(arrays: PagesCSR, page_size: int, num_pages: int) -> None:
     """Check the arrays against what FlashInfer documents.
 
     Raises:
-        InvalidRequestError: an array is not int32, indptr does not start at 0, fall nowhere and end at the number of
-            indices, a row has no page, a page is outside 1 to num_pages, or a last page holds fewer than 1 or more than
-            page_size tokens.
+        InvalidRequestError: something is not a flat int32 array; indptr does not rise from 0 to the number of indices
+            with every row; a page is outside 1 to num_pages; or a last page holds fewer than 1 or more than page_size
+            tokens. Also where page_size or num_pages is below 1.
     """
+    if page_size < 1 or num_pages < 1:
+        raise InvalidRequestError(f"page_size is {page_size} and num_pages {num_pages}; both must be at least 1")
     for name, array in arrays._asdict().items():
+        if not isinstance(array, np.ndarray):
+            raise InvalidRequestError(f"{name} is a {type(array).__name__}; it must be an int32 array")
         if array.dtype != np.int32 or array.ndim != 1:
             raise InvalidRequestError(f"{name} is {array.dtype} of shape {array.shape}; it must be int32 and flat")
     indptr, indices, last = arrays
@@ -103,8 +109,10 @@ def check_csr(arrays: PagesCSR, page_size: int, num_pages: int) -> None:
         raise InvalidRequestError(f"indptr has {indptr.size} entries for {last.size} rows; it must have one more")
     if indptr[0] != 0 or indptr[-1] != indices.size:
         raise InvalidRequestError(f"indptr runs from {indptr[0]} to {indptr[-1]}; it must run from 0 to {indices.size}")
-    if (np.diff(indptr) < 1).any():
-        raise InvalidRequestError(f"row {int(np.argmax(np.diff(indptr) < 1))} has no page")
+    pages = np.diff(indptr.astype(np.int64))  # in int32 a fall of 2**31 or more would look like a rise
+    if (pages < 1).any():
+        row = int(np.argmax(pages < 1))
+        raise InvalidRequestError(f"row {row} has {pages[row]} pages by indptr; it must have at least 1")
     if indices.size and (indices.min() < 1 or indices.max() > num_pages):
         raise InvalidRequestError(f"pages {indices.min()} to {indices.max()} are named; they must be 1 to {num_pages}")
     wrong = np.flatnonzero((last < 1) | (last > page_size))

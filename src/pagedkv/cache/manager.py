@@ -25,8 +25,9 @@ from pagedkv.cache.hashing import ChainHash, Keys
 from pagedkv.cache.indexing import NEVER, index_pages
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, Extended, Forked, Never, Sequence, Usage, Wait
 from pagedkv.cache.pool import PagePool, Pages
-from pagedkv.cache.prefix import Namespaces, PrefixIndex
+from pagedkv.cache.prefix import NO_KEYS, NOTHING_FOUND, Namespaces, PrefixIndex
 from pagedkv.cache.ragged import ragged
+from pagedkv.cache.reservations import Reservations
 from pagedkv.cache.retention import (
     EVERY_NAMESPACE,
     Pinned,
@@ -38,9 +39,6 @@ from pagedkv.cache.retention import (
 )
 from pagedkv.cache.table import PageTable, Rows
 
-_NO_PAGES: Pages = np.zeros(0, np.int32)
-_NO_KEYS: Keys = np.zeros(0, np.uint64)
-
 
 class KVCacheManager:
     """Who owns which page.
@@ -51,6 +49,7 @@ class KVCacheManager:
         extend(rows, tokens)     one more place per token; a page only where a row crosses a page's end
         commit(rows, counts)     keys and values of the next `counts` tokens are in place: index the full pages
         release(sequences)       pages without another owner become cached (if indexed) or free
+        fork, reorder, trim      rows that share pages, and give back their tails; a first write copies what is shared
         pin(tokens), unpin       keep a cached prefix from eviction
         reset()                  forget what is cached; no later prompt shares it
 
@@ -86,13 +85,11 @@ class KVCacheManager:
         self.index = PrefixIndex(num_pages, page_size, hasher or ChainHash())
         self.namespaces = Namespaces()
         self.pins = Pins(self.pool, self.index)
+        self.reservations = Reservations(max_rows)
         self.root = np.zeros(max_rows, np.int32)
         self.indexed = np.zeros(max_rows, np.int32)  # leading pages of the row that the index holds
         self.index_at = np.zeros(max_rows, np.int32)  # computed tokens from which on the row has a page to index
         self.chain_sum = np.zeros(max_rows, np.uint64)  # hash sum of the row's indexed pages
-        self.promise = np.zeros(max_rows, np.int32)  # pages set aside for the row and not drawn yet
-        self.promised = 0
-        self.entitled = np.zeros(max_rows, np.int32)  # pages in all that the row's reservation is for; 0 without one
         self.shares_tail = np.zeros(max_rows, np.bool_)  # the last page is partly filled and not the row's to write
         self._pending: dict[int, Keys] = {}  # keys of the full prompt pages of rows that are still computing them
 
@@ -130,7 +127,7 @@ class KVCacheManager:
             return Wait(1, 0, on="rows")
         root = self.namespaces.hold(namespace)
         matched, keys, sums = self._match(prompt, root)
-        refusal = self._refusal(prompt.size, whole, matched, headroom, keys if share_pending else _NO_KEYS)
+        refusal = self._refusal(prompt.size, whole, matched, headroom, keys if share_pending else NO_KEYS)
         if refusal is not None:
             self.namespaces.let_go(root)
             return refusal
@@ -142,7 +139,7 @@ class KVCacheManager:
             return Wait(1, 0, on="prefix")
         needed = whole - matched.size + headroom
         idle = int(np.count_nonzero(self.pool.refcount[matched] == 0))  # would be pinned, so not available
-        free = self.pool.available - self.promised - idle
+        free = self.pool.available - self.reservations.promised - idle
         return Wait(needed, max(free, 0)) if needed > free else None
 
     def _open(
@@ -164,9 +161,7 @@ class KVCacheManager:
         self.root[row] = root
         self.indexed[row] = matched.size
         self.index_at[row] = shared + self.page_size
-        self.promise[row] = whole - matched.size - own.size
-        self.promised += int(self.promise[row])
-        self.entitled[row] = whole if whole > matched.size + own.size else 0
+        self.reservations.open(row, whole, matched.size + own.size)
         if self.prefix_caching:
             self.index.store_tokens(own, prompt[shared:])
             self.chain_sum[row] = sums[matched.size - 1] if matched.size else self.index.hasher.root_sum(root)
@@ -189,7 +184,7 @@ class KVCacheManager:
             StaleSequenceError, InvalidRequestError: rows or tokens are wrong, or a row would exceed max_seq_len.
         """
         at, ids = self.table.checked(rows), checked_ids(tokens)
-        if _is_one(counts) and not self.shares_tail.any():
+        if _is_one(counts) and not (self.shares_tail.any() and self.shares_tail[at].any()):
             return self._extend_by_one(at, ids)
         count = checked_counts(counts, at.size)
         check_token_count(ids, count)
@@ -211,7 +206,7 @@ class KVCacheManager:
         self.table.length[at] = after
         settled = at[self.shares_tail[at] & (count > 0)]
         self.shares_tail[settled] = False
-        branching.settle_promises(self, settled)
+        branching.settle(self, settled)
         slots = self.table.slots_unchecked(at, before, count)
         if self.prefix_caching:
             self.index.tokens.reshape(-1)[slots] = ids
@@ -269,8 +264,7 @@ class KVCacheManager:
         if not at.size:
             return
         retire_or_free(self.pool, self.index, self.pool.drop(self.table.owned(at)))
-        self.promised -= int(self.promise[at].sum())
-        self.promise[at] = self.entitled[at] = 0
+        self.reservations.close(at)
         self.shares_tail[at] = False
         self.table.close(at)
         for row in at.tolist():
@@ -313,7 +307,7 @@ class KVCacheManager:
 
     def drop_pending(self, row: int, pages: int = 0) -> None:
         """Stop announcing prompt pages of a row beyond its first `pages`."""
-        keys = self._pending.pop(row, _NO_KEYS)[:pages]
+        keys = self._pending.pop(row, NO_KEYS)[:pages]
         if keys.size * self.page_size >= self.index_at[row]:
             self._pending[row] = keys
 
@@ -335,7 +329,7 @@ class KVCacheManager:
         """
         prompt = checked_prompt(tokens, 0, 0, self.max_seq_len)
         one_more = np.append(prompt, np.int32(0))  # a match always leaves a token to compute; here it is not theirs
-        return self.pins.add(self._match(one_more, self.namespaces.find(namespace))[0], self.promised)
+        return self.pins.add(self._match(one_more, self.namespaces.find(namespace))[0], self.reservations.promised)
 
     def unpin(self, pinned: Pinned) -> None:
         """Give back what `pin` held; a second time does nothing.
@@ -386,7 +380,7 @@ class KVCacheManager:
             used,
             self.pool.cached,
             self.pool.free,
-            self.promised,
+            self.reservations.promised,
             owned,
             tokens,
             self.page_size,
@@ -394,26 +388,14 @@ class KVCacheManager:
 
     def _match(self, prompt: NDArray[np.int32], root: int) -> tuple[Pages, Keys, Keys]:
         """Cached pages the prompt may share, keys of all its full pages, and the hash sums behind the keys."""
-        full = prompt.size // self.page_size
-        if not self.prefix_caching or not full or not root:
-            return _NO_PAGES, _NO_KEYS, _NO_KEYS
-        tokens = prompt[: full * self.page_size].reshape(full, self.page_size)
-        sums = np.cumsum(self.index.hasher.page_sums(tokens, np.arange(full)), dtype=np.uint64)
-        sums += self.index.hasher.root_sum(root)
-        keys = self.index.hasher.finish(sums)
-        usable = (prompt.size - 1) // self.page_size
-        return self.index.match(tokens[:usable], keys[:usable], root), keys, sums
+        return self.index.lookup(prompt, root) if self.prefix_caching else NOTHING_FOUND
 
     def _part(self, prompt: NDArray[np.int32], matched: Pages, root: int) -> tuple[int, int]:
         """A cached page that begins like the prompt's first page that did not match, and for how many tokens.
 
         It need not be pinned: if this very admission evicts it, the copy still reads it before anything is written.
         """
-        shared = matched.size * self.page_size
-        rest = prompt[shared : min(shared + self.page_size, prompt.size - 1)]
-        if not self.partial_reuse or not rest.size:
-            return 0, 0
-        return self.index.longest_part(int(matched[-1]) if matched.size else root, rest)
+        return self.index.lookup_part(prompt, matched, root) if self.partial_reuse else (0, 0)
 
     def _is_pending(self, keys: Keys, matched: int, length: int) -> bool:
         """Is the first page that did not match just being computed by another row?"""
@@ -433,16 +415,12 @@ class KVCacheManager:
         whole = int((self.table.pages[rows] + growth).max())
         if whole > self.num_pages:
             return Never(whole, self.num_pages)
-        unpromised = int((drawn - np.minimum(self.promise[rows], drawn)).sum())
-        free = self.pool.available - self.promised
-        return Wait(unpromised, free) if unpromised > free else None
+        return self.reservations.shortage(rows, drawn, self.pool.available)
 
     def _take_for(self, rows: Rows, drawn: NDArray[np.int64]) -> Pages:
         """Hand out drawn[i] pages to each row, from what was set aside for it as far as that reaches."""
         pages = self._take(int(drawn.sum()))
-        kept = np.minimum(self.promise[rows], drawn)
-        self.promise[rows] -= kept.astype(np.int32)
-        self.promised -= int(kept.sum())
+        self.reservations.draw(rows, drawn)
         return pages
 
     def _take(self, count: int) -> Pages:

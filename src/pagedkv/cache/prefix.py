@@ -16,6 +16,9 @@ from pagedkv.cache.pool import Pages
 from pagedkv.cache.ragged import prefix_all, ragged
 from pagedkv.errors import InvalidRequestError
 
+NO_KEYS: Keys = np.zeros(0, np.uint64)
+NOTHING_FOUND: tuple[Pages, Keys, Keys] = (np.zeros(0, np.int32), NO_KEYS, NO_KEYS)
+
 
 class PrefixIndex:
     """A hash table in arrays: buckets of page ids, chained through `next`; 0, the null page, ends a chain.
@@ -61,6 +64,43 @@ class PrefixIndex:
             searching = searching[(self.key[step] != keys[searching]) & (step != 0)]
         return pages
 
+    def lookup(self, prompt: NDArray[np.int32], root: int) -> tuple[Pages, Keys, Keys]:
+        """Cached pages that a prompt may share; at least one of its tokens is left out.
+
+        Args:
+            prompt: int32 [n].
+            root: number of the namespace's root; 0, for a name that nobody uses, finds nothing.
+
+        Returns:
+            Page ids int32 [m]; keys, and the hash sums behind them, of all full pages of the prompt, uint64 [full].
+        """
+        full = prompt.size // self.page_size
+        if not full or not root:
+            return NOTHING_FOUND
+        tokens = prompt[: full * self.page_size].reshape(full, self.page_size)
+        sums = np.cumsum(self.hasher.page_sums(tokens, np.arange(full)), dtype=np.uint64)
+        sums += self.hasher.root_sum(root)
+        keys = self.hasher.finish(sums)
+        usable = (prompt.size - 1) // self.page_size
+        return self.match(tokens[:usable], keys[:usable], root), keys, sums
+
+    def lookup_part(self, prompt: NDArray[np.int32], matched: Pages, root: int) -> tuple[int, int]:
+        """The page after `matched` that begins with most of the prompt's next tokens, and with how many of them.
+
+        (0, 0) if there is none. At least one token of the prompt is left out. One comparison per page of the pool: a
+        divergence within a page happens once per prompt.
+        """
+        shared = matched.size * self.page_size
+        rest = prompt[shared : min(shared + self.page_size, prompt.size - 1)]
+        parent = int(matched[-1]) if matched.size else root
+        pages = np.flatnonzero((self.parent == parent) & self.indexed)
+        if not parent or not rest.size or not pages.size:
+            return 0, 0
+        equal = self.tokens[pages, : rest.size] == rest
+        lengths = np.where(equal.all(axis=1), rest.size, equal.argmin(axis=1))
+        best = int(lengths.argmax())
+        return (int(pages[best]), int(lengths[best])) if lengths[best] else (0, 0)
+
     def match(self, tokens: NDArray[np.int32], keys: Keys, root: int) -> Pages:
         """The longest chain of indexed pages from `root` that holds exactly these tokens.
 
@@ -84,23 +124,6 @@ class PrefixIndex:
     def all_new(self, keys: Keys) -> bool:
         """Is nothing indexed under any of these keys, and are they all different?"""
         return not self.find(keys).any() and _all_different(keys)
-
-    def longest_part(self, parent: int, tokens: NDArray[np.int32]) -> tuple[int, int]:
-        """The indexed page after `parent` that begins with most of `tokens`, and with how many; (0, 0) if none does.
-
-        One comparison per page of the pool: a divergence within a page happens once per prompt.
-
-        Args:
-            parent: a page, or the negative number of a namespace's root.
-            tokens: int32 [n], 1 <= n <= page_size.
-        """
-        pages = np.flatnonzero((self.parent == parent) & self.indexed)
-        if not pages.size or not parent:
-            return 0, 0
-        equal = self.tokens[pages, : tokens.size] == tokens
-        lengths = np.where(equal.all(axis=1), tokens.size, equal.argmin(axis=1))
-        best = int(lengths.argmax())
-        return (int(pages[best]), int(lengths[best])) if lengths[best] else (0, 0)
 
     def resolve(
         self, own: Pages, keys: Keys, above_first: NDArray[np.int32], counts: NDArray[np.int64]

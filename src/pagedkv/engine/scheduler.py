@@ -33,7 +33,7 @@ class Step:
         samples: bool [requests]; whether the request's last token here is its last known one, so that the step
             yields its next token.
         preempted: requests that lost their pages to make room.
-        copies: int32 [pairs, 2]; (source, target) pages to copy before anything of the step is written.
+        copies: int32 [pairs, 2]; (source, target) pages to copy, all reads before all writes, before the step writes.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -118,11 +118,12 @@ class Scheduler:
     def schedule(self) -> Step:
         """Choose the next step's tokens and give each its place. An empty step means that nothing is left to do."""
         self.steps += 1
-        decodes, preempted = self._extend_decodes()
+        decodes, preempted, moved = self._extend_decodes()
         budget = self.config.max_num_tokens - len(decodes)
         chunks = self._continue_prefills(budget)
         admitted, copies = self._admit(budget - sum(count for _, count in chunks))
-        return self._step(decodes, chunks + admitted, preempted, copies)
+        # One list: what an earlier call copies to is not indexed yet, so no later call copies from it.
+        return self._step(decodes, chunks + admitted, preempted, np.concatenate((moved, copies)))
 
     def commit(self, step: Step) -> None:
         """Keys and values of the step's tokens have been computed."""
@@ -130,8 +131,10 @@ class Scheduler:
         for request, count in zip(step.requests, step.counts.tolist(), strict=True):
             request.computed += count
 
-    def _extend_decodes(self) -> tuple[list[Request], list[Request]]:
+    def _extend_decodes(self) -> tuple[list[Request], list[Request], NDArray[np.int32]]:
         """A place for one more token of each decoding request, preempting others if pages run out.
+
+        Returns the requests that decode, those that were preempted, and the page copies that the places take.
 
         While prompts want tokens too, a share of the step is kept for them; decodes then take turns.
         """
@@ -143,9 +146,11 @@ class Scheduler:
             decodes = sorted(decodes, key=lambda request: request.last_step)[:most]
         decodes.sort(key=lambda request: request.row)
         preempted: list[Request] = []
+        copies = NO_COPIES
         while decodes:
             outcome = self.manager.extend([r.row for r in decodes], [r.sampled[-1] for r in decodes])
             if isinstance(outcome, Extended):
+                copies = outcome.copies
                 break
             if isinstance(outcome, Never):
                 raise AssertionError(f"a running request outgrew the pool: {outcome}")
@@ -157,7 +162,7 @@ class Scheduler:
                 self._preempt(victim)
             preempted += victims
             decodes = [request for request in decodes if request.status is Status.RUNNING]
-        return decodes, preempted
+        return decodes, preempted, copies
 
     def _victims(self, shortage: int, decodes: list[Request]) -> list[Request]:
         """The fewest, cheapest requests that make up for the shortage.
