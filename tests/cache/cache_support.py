@@ -87,11 +87,32 @@ def split(manager: KVCacheManager) -> tuple[int, int, int]:
     return usage.used, usage.cached, usage.free
 
 
+def state_of(manager: Any) -> Any:
+    """`snapshot` to the last bit, without indexing anything first.
+
+    Of the tokens of a page only those count that a row or the index can see.
+    """
+    state = {name: snapshot(value) for name, value in vars(manager).items() if name not in UNSEEN}
+    if isinstance(manager, KVCacheManager):
+        index, seen = manager.index, {}
+        for row in np.flatnonzero(manager.table.live).tolist():
+            seen[row] = held_tokens(manager, row)
+        state["tokens"] = [seen, {page: index.tokens[page].tolist() for page in np.flatnonzero(index.indexed).tolist()}]
+        state["index"] = {name: snapshot(v) for name, v in vars(index).items() if name not in (*UNSEEN, "tokens")}
+    return state
+
+
+UNSEEN = ("hasher", "_unused", "journal", "_checked", "_index", "_pool")
+
+
 def snapshot(thing: Any) -> Any:
     """Everything a manager knows, as values that can be compared.
 
-    Left out: the hasher, whose table of salts only grows, and the numbers of roots that wait for another name.
+    Left out: the hasher, whose table of salts only grows, the numbers of roots that wait for another name, the journal,
+    and the rows that were checked last. Pages that wait to be indexed are indexed first.
     """
+    if isinstance(thing, KVCacheManager):
+        thing.index_filled()
     if isinstance(thing, np.ndarray):
         return (thing.dtype.str, thing.shape, thing.tobytes())
     if isinstance(thing, dict):
@@ -99,5 +120,5 @@ def snapshot(thing: Any) -> Any:
     if isinstance(thing, list | tuple):
         return [snapshot(value) for value in thing]
     if hasattr(thing, "__dict__"):
-        return {name: snapshot(value) for name, value in vars(thing).items() if name not in ("hasher", "_unused")}
+        return {name: snapshot(value) for name, value in vars(thing).items() if name not in UNSEEN}
     return thing

@@ -9,6 +9,7 @@ import pytest
 from cache_support import admitted, computed, pages, served, snapshot, tiny
 
 from pagedkv.cache import KVCacheManager, Sequence, audit, check
+from pagedkv.cache.eviction import DEFAULT_LEVEL, _Line
 from pagedkv.errors import AuditError
 
 
@@ -34,9 +35,14 @@ def private_page(manager: KVCacheManager, owner: str) -> int:
     return int(manager.table.table[["alice", "bob"].index(owner) + 1, 2])
 
 
+def line(manager: KVCacheManager) -> _Line:
+    """The eviction line of pages that nobody said anything about."""
+    return manager.pool.queue.lines[DEFAULT_LEVEL]
+
+
 def cached_pages(manager: KVCacheManager) -> list[int]:
     """Oldest first: the second page of the cached prompt, then its first."""
-    return manager.pool.queued().tolist()
+    return manager.pool.queue.queued().tolist()
 
 
 def free_page(manager: KVCacheManager) -> int:
@@ -113,17 +119,17 @@ def lost_page(manager: KVCacheManager) -> str:
 
 
 def cached_counter(manager: KVCacheManager) -> str:
-    manager.pool.cached += 1
+    manager.pool.queue.cached += 1
     return "3 pages are counted as cached, 2 are in the eviction queue"
 
 
 def position_without_entry(manager: KVCacheManager) -> str:
-    manager.pool.position[private_page(manager, "bob")] = manager.pool.head
+    manager.pool.queue.position[private_page(manager, "bob")] = line(manager).head
     return "a page has a position in the eviction queue but no valid entry there"
 
 
 def entry_outside_the_pool(manager: KVCacheManager) -> str:
-    manager.pool.queue[manager.pool.head] = 99
+    line(manager).entries[line(manager).head] = 99
     return "2 pages are counted as cached, 1 are in the eviction queue"
 
 
@@ -140,7 +146,7 @@ def cached_but_not_indexed(manager: KVCacheManager) -> str:
 
 
 def leaked_row(manager: KVCacheManager) -> str:
-    manager.table._free_rows.pop()
+    manager.table.free_rows -= 1
     return "1 rows can be handed out, 2 have no sequence"
 
 
@@ -247,9 +253,9 @@ def used_below_unused(manager: KVCacheManager) -> str:
 
 def parent_evicted_first(manager: KVCacheManager) -> str:
     child, parent = cached_pages(manager)
-    pool = manager.pool
-    pool.queue[pool.head : pool.tail] = [parent, child]
-    pool.position[parent], pool.position[child] = pool.head, pool.head + 1
+    pool, head = manager.pool, line(manager).head
+    line(manager).entries[head : line(manager).tail] = [parent, child]
+    pool.queue.position[parent], pool.queue.position[child] = head, head + 1
     return f"page {parent} would be evicted before page {child}, which continues it"
 
 

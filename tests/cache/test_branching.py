@@ -78,6 +78,7 @@ def test_branches_that_write_the_same_share_again_once_the_page_is_full() -> Non
     a = computed(manager, [1, 2, 3]).sequence
     (b,) = forked(manager, a.row)
     appended(manager, [a.row, b.row], [4, 4])
+    assert manager.usage().saved == 1, "looking indexes what decode steps have filled"
     assert pages(manager, a) == pages(manager, b)
     assert split(manager) == (1, 0, 3)
 

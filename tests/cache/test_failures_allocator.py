@@ -545,7 +545,7 @@ def run_and_report(seed: int) -> list[list[tuple[int, ...]]]:
     for _ in range(60):
         prompt = np.repeat(rng.integers(0, 2, rng.integers(1, 5)), 4)
         served(manager, [*prompt, 1])
-        story.append([resident(manager)[page][1] for page in manager.pool.queued().tolist()])
+        story.append([resident(manager)[page][1] for page in manager.pool.queue.queued().tolist()])
     return story
 
 

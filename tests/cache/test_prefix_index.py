@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pagedkv.cache import ChainHash
+from pagedkv.cache.journal import Journal
 from pagedkv.cache.prefix import Namespaces, PrefixIndex
 
 ROOT, OTHER_ROOT = -1, -2
@@ -30,7 +31,7 @@ def chain_keys(hasher: ChainHash, tokens: NDArray[np.int32], root: int = ROOT) -
 
 def index_of(*contents: list[int], all_keys: list[int]) -> PrefixIndex:
     """Pages 1, 2, ... of these contents as one chain from ROOT, under keys chosen by hand."""
-    index = PrefixIndex(8, 2, ChainHash(1))
+    index = PrefixIndex(8, 2, ChainHash(1), Journal())
     pages = ids(*range(1, len(contents) + 1))
     index.tokens[pages] = contents
     index.insert(pages, keys(*all_keys), ids(ROOT, *pages[:-1]))
@@ -93,7 +94,7 @@ def resolve(index: PrefixIndex, own: NDArray[np.int32], of_keys: list[int], coun
 
 
 def test_pages_with_new_content_are_indexed_as_they_are() -> None:
-    index = PrefixIndex(8, 2, ChainHash(1))
+    index = PrefixIndex(8, 2, ChainHash(1), Journal())
     index.tokens[[4, 5]] = [[1, 2], [3, 4]]
     assert resolve(index, ids(4, 5), [5, 6], [2]) == [[4, 5], [ROOT, 4], [1, 1]]
 
@@ -105,7 +106,7 @@ def test_a_page_resolves_to_its_indexed_twin_and_the_next_continues_that() -> No
 
 
 def test_twins_of_one_batch_resolve_to_the_first() -> None:
-    index = PrefixIndex(8, 2, ChainHash(1))
+    index = PrefixIndex(8, 2, ChainHash(1), Journal())
     index.tokens[[3, 4, 5, 6]] = [[1, 2], [3, 4]] * 2
     assert resolve(index, ids(3, 4, 5, 6), [5, 6, 5, 6], [2, 2]) == [[3, 4, 3, 4], [ROOT, 3, ROOT, 3], [1, 1, 1, 1]]
 
@@ -117,7 +118,7 @@ def test_a_key_that_belongs_to_other_content_keeps_the_rest_of_the_row_out() -> 
 
 
 def test_a_collision_within_a_batch_keeps_followers_of_the_loser_out() -> None:
-    index = PrefixIndex(8, 2, ChainHash(1))
+    index = PrefixIndex(8, 2, ChainHash(1), Journal())
     index.tokens[[1, 2, 3, 4, 5]] = [[1, 2], [3, 4], [7, 7], [5, 6], [5, 6]]
     # Row one is pages 1 and 2; row two is 3 and 4, whose page 3 collides with page 1; row three is page 5, a twin of 4.
     assert resolve(index, ids(1, 2, 3, 4, 5), [5, 6, 5, 8, 8], [2, 2, 1])[2] == [1, 1, 0, 0, 0]
@@ -132,7 +133,7 @@ def test_a_page_is_not_moved_to_a_twin_of_its_batch_that_stays_out_of_the_index(
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 6), st.integers(0, 40))))
 def test_insert_find_and_remove_are_those_of_a_dictionary(steps: list[tuple[bool, int, int]]) -> None:
-    index, expected = PrefixIndex(6, 1, ChainHash(1)), dict[int, int]()
+    index, expected = PrefixIndex(6, 1, ChainHash(1), Journal()), dict[int, int]()
     for insert, page, key in steps:
         if insert and page not in expected.values() and key not in expected:
             index.insert(ids(page), keys(key), ids(ROOT))
@@ -145,7 +146,7 @@ def test_insert_find_and_remove_are_those_of_a_dictionary(steps: list[tuple[bool
 
 @given(st.lists(st.integers(0, 63), min_size=6, max_size=6, unique=True), st.sets(st.integers(1, 6)).map(sorted))
 def test_batches_are_inserted_and_removed_as_one_by_one(of_keys: list[int], gone: list[int]) -> None:
-    index = PrefixIndex(6, 1, ChainHash(1))
+    index = PrefixIndex(6, 1, ChainHash(1), Journal())
     index.insert(ids(1, 2, 3, 4, 5, 6), keys(*of_keys), ids(*[ROOT] * 6))
     index.remove(ids(*gone))
     assert index.find(keys(*of_keys)).tolist() == [0 if page in gone else page for page in range(1, 7)]
@@ -197,7 +198,7 @@ def test_the_narrow_hash_of_these_tests_does_collide() -> None:
 
 
 def test_a_name_without_users_is_forgotten_and_its_number_used_again() -> None:
-    names = Namespaces()
+    names = Namespaces(Journal())
     first = names.hold("a")
     names.hold("a")
     names.let_go(first)
@@ -208,7 +209,7 @@ def test_a_name_without_users_is_forgotten_and_its_number_used_again() -> None:
 
 
 def test_every_name_has_a_root_of_its_own() -> None:
-    names = Namespaces()
+    names = Namespaces(Journal())
     roots = [names.hold(name) for name in (None, "", "None", ("a", 1), ("a", 2), 0, b"")]
     assert len(set(roots)) == 7
     assert max(roots) < 0
@@ -217,7 +218,7 @@ def test_every_name_has_a_root_of_its_own() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc"))))
 def test_users_are_counted_per_name(steps: list[tuple[bool, str]]) -> None:
-    names, expected = Namespaces(), dict[str, int]()
+    names, expected = Namespaces(Journal()), dict[str, int]()
     for hold, name in steps:
         if hold:
             names.hold(name)

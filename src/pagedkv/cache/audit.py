@@ -51,6 +51,21 @@ def _exists(manager: KVCacheManager, page: int) -> bool:
     return 1 <= page <= manager.num_pages
 
 
+def _queue(manager: KVCacheManager) -> list[int]:
+    """The cached pages in the order of eviction."""
+    queue = manager.pool.queue
+    entries = [
+        (int(line.entries[at]), at, level)
+        for level, line in sorted(queue.lines.items())
+        for at in range(line.head, line.tail)
+    ]
+    return [
+        page
+        for page, at, level in entries
+        if _exists(manager, page) and queue.position[page] == at and queue.level[page] == level
+    ]
+
+
 def _owners(manager: KVCacheManager) -> Iterator[str]:
     """A page's count equals the rows and pins that name it, and no row names a page twice or the null page."""
     owners: dict[int, list[str]] = {}
@@ -91,14 +106,13 @@ def _states(manager: KVCacheManager) -> Iterator[str]:
     """Every page is free, cached or used, never two of them, and the counters say how many."""
     pool = manager.pool
     free = pool.stack[: pool.free].tolist()
-    entries = [(i, int(pool.queue[i])) for i in range(pool.head, pool.tail)]
-    queue = [page for i, page in entries if _exists(manager, page) and pool.position[page] == i]
+    queue = _queue(manager)
     used = np.flatnonzero(pool.refcount).tolist()
     if len(set(free)) != len(free):
         yield "the free stack holds a page twice"
     if len(queue) != pool.cached:
         yield f"{pool.cached} pages are counted as cached, {len(queue)} are in the eviction queue"
-    if sorted(np.flatnonzero(pool.position >= 0).tolist()) != sorted(queue):
+    if sorted(np.flatnonzero(pool.queue.position >= 0).tolist()) != sorted(queue):
         yield "a page has a position in the eviction queue but no valid entry there"
     if sorted(free + queue + used) != list(range(1, manager.num_pages + 1)):
         yield f"free {sorted(free)} + cached {sorted(queue)} + used {used} are not the pages 1 to {manager.num_pages}"
@@ -135,6 +149,7 @@ def _rows(manager: KVCacheManager) -> Iterator[str]:
 def _index(manager: KVCacheManager) -> Iterator[str]:
     """Every indexed page is found under its key, once; its parent is resident and evicted after it."""
     index, pool = manager.index, manager.pool
+    rank = {page: place for place, page in enumerate(_queue(manager))}
     pages = [p for p in np.flatnonzero(index.indexed).tolist() if p]
     reached: list[int] = []
     for bucket in np.flatnonzero(index.bucket).tolist():
@@ -157,7 +172,7 @@ def _index(manager: KVCacheManager) -> Iterator[str]:
         elif parent > 0 and pool.refcount[parent] == 0:
             if pool.refcount[page]:
                 yield f"page {page} is used but page {parent}, which it continues, is not"
-            elif pool.position[parent] < pool.position[page]:
+            elif rank.get(parent, -1) < rank.get(page, -1):
                 yield f"page {parent} would be evicted before page {page}, which continues it"
 
 

@@ -60,8 +60,8 @@ def fork(manager: KVCacheManager, row: int, branches: int, reserve: int) -> Fork
     )
     manager.namespaces.hold_root(int(manager.root[row]), branches)
     _take_after(manager, rows, np.full(branches, row, np.int64))
-    manager.reservations.entitled[rows] = entitled
-    manager.shares_tail[np.append(rows, row)] = partial
+    manager.reservations.entitle(rows, entitled)
+    manager.share_tails(np.append(rows, row), partial)
     settle(manager, np.append(rows, row))
     return Forked(tuple(Sequence(int(new), int(manager.table.generation[new])) for new in rows))
 
@@ -86,11 +86,14 @@ def reorder(manager: KVCacheManager, rows: ArrayLike, parents: ArrayLike) -> Non
     for root in manager.root[above].tolist():
         manager.namespaces.hold_root(root)
     _take_after(manager, at, above)
-    table.table[at], table.pages[at], table.length[at], table.computed[at] = entries, pages, length, computed
+    put = manager.journal.put
+    put(table.table, at, entries)
+    for state, values in ((table.pages, pages), (table.length, length), (table.computed, computed)):
+        put(state, at, values)
     retire_or_free(manager.pool, manager.index, manager.pool.drop(old))
     for root, row in zip(old_roots, at.tolist(), strict=True):
         manager.namespaces.let_go(root)
-        manager.drop_pending(row)
+        manager.pending.shorten(row, manager.index_at)
     both = np.union1d(at, above)
     mark_tails(manager, both)
     settle(manager, both)
@@ -113,13 +116,14 @@ def trim(manager: KVCacheManager, rows: ArrayLike, lengths: ArrayLike) -> None:
     group, offset = ragged(before - after)
     owner, column = at[group], before[group] - 1 - offset  # each row's last page first
     dropped = table.at(owner, column)
-    table.table[owner, column] = 0
-    table.pages[at] = after
-    table.length[at] = keep
-    table.computed[at] = np.minimum(table.computed[at], keep)
+    put = manager.journal.put
+    put(table.table, (owner, column), 0)
+    put(table.pages, at, after)
+    put(table.length, at, keep)
+    put(table.computed, at, np.minimum(table.computed[at], keep))
     retire_or_free(manager.pool, manager.index, manager.pool.drop(dropped))
     for row in at.tolist():
-        manager.drop_pending(row, int(table.length[row]) // size)
+        manager.pending.shorten(row, manager.index_at, int(table.length[row]) // size)
     mark_tails(manager, at)
     settle(manager, at)
 
@@ -143,8 +147,8 @@ def copy_tails(
     """Give rows[i] the page fresh[i] instead of its shared last one; returns int32 [rows, 2], (source, target)."""
     column = before // manager.page_size
     source = manager.table.at(rows, column)
-    manager.index.tokens[fresh] = manager.index.tokens[source]
-    manager.table.table[rows, column] = fresh
+    manager.journal.put(manager.index.tokens, fresh, manager.index.tokens[source])
+    manager.journal.put(manager.table.table, (rows, column), fresh)
     retire_or_free(manager.pool, manager.index, manager.pool.drop(source))
     return np.stack((source, fresh), axis=1)
 
@@ -154,7 +158,7 @@ def mark_tails(manager: KVCacheManager, rows: Rows) -> None:
     length = manager.table.length[rows].astype(np.int64)
     tail = manager.table.at(rows, np.maximum(manager.table.pages[rows].astype(np.int64) - 1, 0))
     common = (manager.pool.refcount[tail] > 1) | manager.index.indexed[tail]
-    manager.shares_tail[rows] = common & (length % manager.page_size > 0)
+    manager.share_tails(rows, common & (length % manager.page_size > 0))
 
 
 def settle(manager: KVCacheManager, rows: Rows) -> None:
@@ -175,7 +179,7 @@ def tokens_held(manager: KVCacheManager) -> int:
 def _take_after(manager: KVCacheManager, rows: Rows, parents: Rows) -> None:
     """Let rows[i] stand in the index where parents[i] stands."""
     for state in (manager.root, manager.indexed, manager.index_at, manager.chain_sum):
-        state[rows] = state[parents]
+        manager.journal.put(state, rows, state[parents])
 
 
 def _check_computed(manager: KVCacheManager, rows: Rows) -> None:
@@ -201,7 +205,8 @@ def _forget_indexed(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]
     sums = manager.index.hasher.page_sums(manager.index.tokens[pages], column)
     taken = np.zeros(rows.size, np.uint64)
     np.add.at(taken, group, sums)
-    manager.chain_sum[rows] -= taken
-    manager.indexed[rows] = first
+    put = manager.journal.put
+    put(manager.chain_sum, rows, manager.chain_sum[rows] - taken)
+    put(manager.indexed, rows, first)
     back = (counts > 0) & (manager.index_at[rows] != NEVER)
-    manager.index_at[rows[back]] = (first[back] + 1) * manager.page_size
+    put(manager.index_at, rows[back], (first[back] + 1) * manager.page_size)

@@ -22,6 +22,7 @@ from pagedkv.cache.checks import (
 )
 from pagedkv.cache.fragmentation import Fragmentation, fragmentation_of
 from pagedkv.cache.holes import Holes, Stretch
+from pagedkv.cache.journal import Journal, atomic
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, Extended, Never, Sequence, Usage, Wait
 from pagedkv.cache.table import PageTable, Rows
 
@@ -34,9 +35,11 @@ class StretchManager(ABC):
         self.num_pages = num_pages
         self.page_size = page_size
         self.max_seq_len = max_seq_len
-        self.table = PageTable(max_rows, pages_for_tokens(max_seq_len, page_size), page_size)
+        self.journal = Journal()
+        self.table = PageTable(max_rows, pages_for_tokens(max_seq_len, page_size), page_size, self.journal)
         self.holes = Holes(num_pages)
 
+    @atomic
     def admit(
         self,
         tokens: ArrayLike,
@@ -56,6 +59,7 @@ class StretchManager(ABC):
             return Wait(1, 0, on="rows")
         if kept_free and pages + kept_free > self.holes.free:
             return Wait(pages + kept_free, self.holes.free)
+        self.journal.keep(self.holes, "stretches")
         first = self.holes.take(pages)
         if first is None:
             return Wait(pages, self.holes.largest)
@@ -66,6 +70,7 @@ class StretchManager(ABC):
     def _room(self, tokens: int, headroom: int) -> tuple[int, int]:
         """Pages of the stretch of a request that wants room for so many tokens, and pages that must stay free."""
 
+    @atomic
     def extend(self, rows: ArrayLike, tokens: ArrayLike, counts: ArrayLike = 1) -> Extended | Wait | Never:
         """Append tokens, for all rows or none; `copies` say what had to move."""
         at = self.table.checked(rows)
@@ -76,18 +81,20 @@ class StretchManager(ABC):
         copies = self._grow(at, -(-(before + count) // self.page_size))
         if not isinstance(copies, np.ndarray):
             return copies
-        self.table.length[at] = before + count
+        self.journal.put(self.table.length, at, before + count)
         return Extended(self.table.slots_unchecked(at, before, count), copies)
 
     @abstractmethod
     def _grow(self, rows: Rows, pages: NDArray[np.int64]) -> NDArray[np.int32] | Wait | Never:
         """Make rows[i] hold at least pages[i] pages; the copies this takes, or why it cannot be."""
 
+    @atomic
     def commit(self, rows: ArrayLike, counts: ArrayLike) -> None:
         """Count tokens as computed."""
         at = self.table.checked(rows)
         self.table.add_computed(at, checked_counts(counts, at.size))
 
+    @atomic
     def release(self, sequences: Iterable[Sequence]) -> None:
         """Give back rows and their stretches. Handles whose row has been given back before are ignored.
 
@@ -96,6 +103,7 @@ class StretchManager(ABC):
         """
         at = self.table.still_open(sequences)
         stretches = list(zip(self.table.table[at, 0].tolist(), self.table.pages[at].tolist(), strict=True))
+        self.journal.keep(self.holes, "stretches")
         self.table.close(at)
         self.holes.give_back(stretches)
 
@@ -156,7 +164,9 @@ class GrowingContiguousManager(StretchManager):
     def _grow(self, rows: Rows, pages: NDArray[np.int64]) -> NDArray[np.int32] | Wait | Never:
         if pages.max(initial=0) > self.num_pages:
             return Never(int(pages.max()), self.num_pages)
-        before = list(self.holes.stretches)
+        self.journal.keep(self.holes, "stretches")
+        self.journal.keep(self, "moved_pages")
+        before = self.holes.stretches
         places: dict[int, Stretch] = {}
         copies = [NO_COPIES]
         for at in np.flatnonzero(pages > self.table.pages[rows]).tolist():
@@ -174,8 +184,8 @@ class GrowingContiguousManager(StretchManager):
                 first = new
             places[row] = (first, wanted)
         for row, (first, wanted) in places.items():
-            self.table.table[row, :wanted] = np.arange(first, first + wanted)
-            self.table.pages[row] = wanted
+            self.journal.put(self.table.table, (row, slice(wanted)), np.arange(first, first + wanted))
+            self.journal.put(self.table.pages, row, wanted)
         pairs = np.concatenate(copies)
         self.moved_pages += len(pairs)
         return pairs

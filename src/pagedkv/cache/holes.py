@@ -7,7 +7,10 @@ Stretch = tuple[int, int]
 
 
 class Holes:
-    """Free stretches in order, no two adjacent. Knows nothing about who holds the rest."""
+    """Free stretches in order, no two adjacent. Knows nothing about who holds the rest.
+
+    `stretches` is replaced and never changed in place, so that whoever kept it has the holes of then.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.stretches: list[Stretch] = [(1, num_pages)]
@@ -30,7 +33,8 @@ class Holes:
         """Take the stretch that begins at page `first`, if a hole begins there and has room; None otherwise."""
         for place, (start, room) in enumerate(self.stretches):
             if start == first and room >= pages:
-                self.stretches[place : place + 1] = [(first + pages, room - pages)] if room > pages else []
+                rest = [(first + pages, room - pages)] if room > pages else []
+                self.stretches = [*self.stretches[:place], *rest, *self.stretches[place + 1 :]]
                 return first
         return None
 

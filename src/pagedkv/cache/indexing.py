@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import Keys
-from pagedkv.cache.pool import Pages
 from pagedkv.cache.ragged import ragged
 from pagedkv.cache.table import Rows
 
@@ -24,7 +24,7 @@ NEVER = np.iinfo(np.int32).max
 
 def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) -> None:
     """Index the pages of `rows` up to page number `full`, and move rows to twins that are indexed already."""
-    first = manager.indexed[rows].astype(np.int64)
+    first = manager.indexed.take(rows).astype(np.int64)
     counts = full - first
     group, offset = ragged(counts)
     column, owner = first[group] + offset, rows[group]
@@ -38,9 +38,7 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
         above[roots] = manager.root[rows[roots]]
     if own.size == rows.size and manager.index.all_new(keys):  # most decode steps: one page per row, no twin
         _insert(manager, own, keys, above)
-        manager.chain_sum[rows] = sums
-        manager.indexed[rows] = full
-        manager.index_at[rows] = (full + 1) * manager.page_size
+        _advance(manager, rows, sums, full, (full + 1) * manager.page_size)
         return
     target, parent, ok = manager.index.resolve(own, keys, above, counts)
     fresh = ok & (target == own)
@@ -50,12 +48,20 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
     moved = np.flatnonzero(ok & (target != own))
     if moved.size:
         manager.pool.acquire(target[moved])
-        manager.table.table[owner[moved], column[moved]] = target[moved]
+        manager.journal.put(manager.table.table, (owner[moved], column[moved]), target[moved])
         manager.pool.give_back(manager.pool.drop(own[moved]))
-    manager.chain_sum[rows] = sums[np.cumsum(counts) - 1]
-    manager.indexed[rows] = full
     collided = full < first + counts  # a key was taken by other content: the row is indexed no further
-    manager.index_at[rows] = np.where(collided, NEVER, (full + 1) * manager.page_size)
+    index_at = np.where(collided, NEVER, (full + 1) * manager.page_size)
+    _advance(manager, rows, sums[np.cumsum(counts) - 1], full, index_at)
+
+
+def _advance(
+    manager: KVCacheManager, rows: Rows, sums: Keys, full: NDArray[np.int64], index_at: NDArray[np.int64]
+) -> None:
+    """The rows' first full[i] pages are indexed, and sums[i] is the hash sum behind them."""
+    manager.journal.put(manager.chain_sum, rows, sums)
+    manager.journal.put(manager.indexed, rows, full)
+    manager.journal.put(manager.index_at, rows, index_at)
 
 
 def _insert(manager: KVCacheManager, pages: Pages, keys: Keys, parents: NDArray[np.int32]) -> None:

@@ -12,20 +12,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.budget import pages_for_tokens
-from pagedkv.cache import branching
-from pagedkv.cache.checks import (
-    check_lengths,
-    check_sizes,
-    check_token_count,
-    checked_counts,
-    checked_ids,
-    checked_prompt,
-)
+from pagedkv.cache import admission, branching, extension
+from pagedkv.cache.admission import Pending
+from pagedkv.cache.checks import check_sizes, checked_counts, checked_ids, checked_prompt
+from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import ChainHash, Keys
 from pagedkv.cache.indexing import NEVER, index_pages
-from pagedkv.cache.outcomes import NO_COPIES, Admitted, Extended, Forked, Never, Sequence, Usage, Wait
-from pagedkv.cache.pool import PagePool, Pages
-from pagedkv.cache.prefix import NO_KEYS, NOTHING_FOUND, Namespaces, PrefixIndex
+from pagedkv.cache.journal import Journal, atomic
+from pagedkv.cache.outcomes import Admitted, Extended, Forked, Never, Sequence, Usage, Wait
+from pagedkv.cache.pool import PagePool
+from pagedkv.cache.prefix import NOTHING_FOUND, Namespaces, PrefixIndex
 from pagedkv.cache.ragged import ragged
 from pagedkv.cache.reservations import Reservations
 from pagedkv.cache.retention import (
@@ -80,19 +76,23 @@ class KVCacheManager:
         self.max_seq_len = max_seq_len
         self.prefix_caching = prefix_caching
         self.partial_reuse = partial_reuse and prefix_caching
-        self.pool = PagePool(num_pages)
-        self.table = PageTable(max_rows, pages_for_tokens(max_seq_len, page_size), page_size)
-        self.index = PrefixIndex(num_pages, page_size, hasher or ChainHash())
-        self.namespaces = Namespaces()
-        self.pins = Pins(self.pool, self.index)
-        self.reservations = Reservations(max_rows)
+        self.journal = Journal()
+        self.pool = PagePool(num_pages, self.journal)
+        self.table = PageTable(max_rows, pages_for_tokens(max_seq_len, page_size), page_size, self.journal)
+        self.index = PrefixIndex(num_pages, page_size, hasher or ChainHash(), self.journal)
+        self.namespaces = Namespaces(self.journal)
+        self.pins = Pins(self.pool, self.index, self.journal)
+        self.reservations = Reservations(max_rows, self.journal)
+        self.pending = Pending(page_size, self.journal)
         self.root = np.zeros(max_rows, np.int32)
         self.indexed = np.zeros(max_rows, np.int32)  # leading pages of the row that the index holds
-        self.index_at = np.zeros(max_rows, np.int32)  # computed tokens from which on the row has a page to index
+        self.index_at = np.full(max_rows, NEVER, np.int32)  # computed tokens from which on the row has a page to index
         self.chain_sum = np.zeros(max_rows, np.uint64)  # hash sum of the row's indexed pages
         self.shares_tail = np.zeros(max_rows, np.bool_)  # the last page is partly filled and not the row's to write
-        self._pending: dict[int, Keys] = {}  # keys of the full prompt pages of rows that are still computing them
+        self._tails_shared = False  # some row's is
+        self._unindexed = 0  # commits since pages were indexed last
 
+    @atomic
     def admit(
         self,
         tokens: ArrayLike,
@@ -120,56 +120,10 @@ class KVCacheManager:
             InvalidRequestError: empty prompt, negative token ids or arguments, or more than max_seq_len tokens.
         """
         prompt = checked_prompt(tokens, reserve, headroom, self.max_seq_len)
-        whole = pages_for_tokens(prompt.size + reserve, self.page_size)
-        if whole > self.num_pages:
-            return Never(whole, self.num_pages)
-        if not self.table.free_rows:
-            return Wait(1, 0, on="rows")
-        root = self.namespaces.hold(namespace)
-        matched, keys, sums = self._match(prompt, root)
-        refusal = self._refusal(prompt.size, whole, matched, headroom, keys if share_pending else NO_KEYS)
-        if refusal is not None:
-            self.namespaces.let_go(root)
-            return refusal
-        return self._open(prompt, root, matched, keys, sums, whole, owner)
+        self.index_filled()
+        return admission.admit(self, prompt, namespace, reserve, headroom, owner, share_pending)
 
-    def _refusal(self, length: int, whole: int, matched: Pages, headroom: int, keys: Keys) -> Wait | None:
-        """Why a prompt of `length` tokens that needs `whole` pages in all cannot be admitted now."""
-        if self._is_pending(keys, matched.size, length):
-            return Wait(1, 0, on="prefix")
-        needed = whole - matched.size + headroom
-        idle = int(np.count_nonzero(self.pool.refcount[matched] == 0))  # would be pinned, so not available
-        free = self.pool.available - self.reservations.promised - idle
-        return Wait(needed, max(free, 0)) if needed > free else None
-
-    def _open(
-        self,
-        prompt: NDArray[np.int32],
-        root: int,
-        matched: Pages,
-        keys: Keys,
-        sums: Keys,
-        whole: int,
-        owner: str,
-    ) -> Admitted:
-        """Carry out an admission that is known to succeed. The match is pinned before anything is evicted."""
-        shared = matched.size * self.page_size
-        source, part = self._part(prompt, matched, root)
-        self.pool.acquire(matched)
-        own = self._take(pages_for_tokens(prompt.size, self.page_size) - matched.size)
-        row = self.table.open(np.concatenate((matched, own)), prompt.size, shared + part, owner)
-        self.root[row] = root
-        self.indexed[row] = matched.size
-        self.index_at[row] = shared + self.page_size
-        self.reservations.open(row, whole, matched.size + own.size)
-        if self.prefix_caching:
-            self.index.store_tokens(own, prompt[shared:])
-            self.chain_sum[row] = sums[matched.size - 1] if matched.size else self.index.hasher.root_sum(root)
-            if keys.size > matched.size:
-                self._pending[row] = keys
-        copies = np.array([(source, own[0])], np.int32) if part else NO_COPIES
-        return Admitted(Sequence(row, int(self.table.generation[row])), shared + part, copies)
-
+    @atomic
     def extend(self, rows: ArrayLike, tokens: ArrayLike, counts: ArrayLike = 1) -> Extended | Wait | Never:
         """Append tokens to rows: counts[i] of `tokens` to rows[i], for all rows or for none.
 
@@ -184,54 +138,11 @@ class KVCacheManager:
             StaleSequenceError, InvalidRequestError: rows or tokens are wrong, or a row would exceed max_seq_len.
         """
         at, ids = self.table.checked(rows), checked_ids(tokens)
-        if _is_one(counts) and not (self.shares_tail.any() and self.shares_tail[at].any()):
-            return self._extend_by_one(at, ids)
-        count = checked_counts(counts, at.size)
-        check_token_count(ids, count)
-        before = self.table.length[at].astype(np.int64)
-        after = before + count
-        check_lengths(at, after, self.max_seq_len)
-        need = -(-after // self.page_size) - self.table.pages[at]
-        copying = branching.writers_that_copy(self, at, before, count)
-        total = int(need.sum()) + copying.size
-        copies = NO_COPIES
-        if total:
-            drawn = need + np.bincount(copying, minlength=at.size)
-            refusal = self._shortage(at, need, drawn)
-            if refusal is not None:
-                return refusal
-            fresh = self._take_for(at, drawn)
-            self.table.append_pages(at, need, fresh[copying.size :])
-            copies = branching.copy_tails(self, at[copying], before[copying], fresh[: copying.size])
-        self.table.length[at] = after
-        settled = at[self.shares_tail[at] & (count > 0)]
-        self.shares_tail[settled] = False
-        branching.settle(self, settled)
-        slots = self.table.slots_unchecked(at, before, count)
-        if self.prefix_caching:
-            self.index.tokens.reshape(-1)[slots] = ids
-        return Extended(slots, copies)
+        if _is_one(counts) and not (self._tails_shared and self.shares_tail.take(at).any()):
+            return extension.extend_by_one(self, at, ids)
+        return extension.extend(self, at, ids, checked_counts(counts, at.size))
 
-    def _extend_by_one(self, rows: Rows, ids: NDArray[np.int32]) -> Extended | Wait | Never:
-        """`extend` for a decode step: a row needs a page exactly when all its pages are full."""
-        if ids.shape != rows.shape:
-            check_token_count(ids, np.ones(rows.size, np.int64))
-        before = self.table.length.take(rows)
-        after = before + 1
-        check_lengths(rows, after, self.max_seq_len)
-        column = before // self.page_size
-        offset = before - column * self.page_size
-        growing = np.flatnonzero(offset == 0)
-        if growing.size:
-            refusal = self._draw(rows[growing], np.ones(growing.size, np.int64))
-            if refusal is not None:
-                return refusal
-        self.table.length[rows] = after
-        slots = self.table.at(rows, column).astype(np.int64) * self.page_size + offset
-        if self.prefix_caching:
-            self.index.tokens.reshape(-1)[slots] = ids
-        return Extended(slots)
-
+    @atomic
     def commit(self, rows: ArrayLike, counts: ArrayLike) -> None:
         """Keys and values of the next counts[i] tokens of rows[i] are in place; pages that became full are indexed.
 
@@ -241,16 +152,26 @@ class KVCacheManager:
             StaleSequenceError, InvalidRequestError: rows are wrong, or more would be computed than the row's length.
         """
         at = self.table.checked(rows)
-        computed = self.table.add_computed(at, 1 if _is_one(counts) else checked_counts(counts, at.size))
-        if not self.prefix_caching:
-            return
-        ready = np.flatnonzero(computed >= self.index_at.take(at))
-        if ready.size:
-            index_pages(self, at[ready], computed[ready].astype(np.int64) // self.page_size)
-        done = [row for row, keys in self._pending.items() if self.index_at[row] > keys.size * self.page_size]
-        for row in done:
-            del self._pending[row]
+        one = _is_one(counts)
+        self.table.add_computed(at, 1 if one else checked_counts(counts, at.size))
+        if self.prefix_caching:
+            self.journal.keep(self, "_unindexed")
+            self._unindexed += 1
+            if not one or self._unindexed * 2 >= self.page_size:
+                self.index_filled()
 
+    def index_filled(self) -> None:
+        """Index the pages that commits have filled: in one go for several decode steps, before anybody looks."""
+        if not self._unindexed:
+            return
+        self.journal.keep(self, "_unindexed")
+        self._unindexed = 0
+        ready = np.flatnonzero(self.table.computed >= self.index_at)
+        if ready.size:
+            index_pages(self, ready, self.table.computed[ready].astype(np.int64) // self.page_size)
+            self.pending.forget_indexed(self.index_at)
+
+    @atomic
     def release(self, sequences: Iterable[Sequence]) -> None:
         """Give back rows, pages and promises. Handles whose row has been given back before are ignored.
 
@@ -263,14 +184,17 @@ class KVCacheManager:
         at = self.table.still_open(sequences)
         if not at.size:
             return
+        self.index_filled()
         retire_or_free(self.pool, self.index, self.pool.drop(self.table.owned(at)))
         self.reservations.close(at)
-        self.shares_tail[at] = False
+        self.journal.put(self.index_at, at, NEVER)
+        self.share_tails(at, False)
         self.table.close(at)
         for row in at.tolist():
             self.namespaces.let_go(int(self.root[row]))
-            self._pending.pop(row, None)
+            self.pending.shorten(row, self.index_at)
 
+    @atomic
     def fork(self, row: int, branches: int = 1, *, reserve: int = 0) -> Forked | Wait:
         """Open `branches` more rows that continue `row`, sharing every page of it; no page is taken.
 
@@ -282,8 +206,10 @@ class KVCacheManager:
         Raises:
             StaleSequenceError, InvalidRequestError: no such row, tokens of it not committed, or more than max_seq_len.
         """
+        self.index_filled()
         return branching.fork(self, row, branches, reserve)
 
+    @atomic
     def reorder(self, rows: ArrayLike, parents: ArrayLike) -> None:
         """Let each rows[i] continue what parents[i] holds now, all at once: the reordering step of a beam search.
 
@@ -293,8 +219,10 @@ class KVCacheManager:
         Raises:
             StaleSequenceError, InvalidRequestError: rows are wrong, or tokens of a parent are not committed.
         """
+        self.index_filled()
         branching.reorder(self, rows, parents)
 
+    @atomic
     def trim(self, rows: ArrayLike, lengths: ArrayLike) -> None:
         """Keep the first lengths[i] >= 1 tokens of rows[i] and give back the pages behind them.
 
@@ -303,21 +231,19 @@ class KVCacheManager:
         Raises:
             StaleSequenceError, InvalidRequestError: rows are wrong, or a length is not 1 to the row's length.
         """
+        self.index_filled()
         branching.trim(self, rows, lengths)
 
-    def drop_pending(self, row: int, pages: int = 0) -> None:
-        """Stop announcing prompt pages of a row beyond its first `pages`."""
-        keys = self._pending.pop(row, NO_KEYS)[:pages]
-        if keys.size * self.page_size >= self.index_at[row]:
-            self._pending[row] = keys
-
+    @atomic
     def match(self, tokens: ArrayLike, namespace: Hashable = None) -> int:
         """Tokens of this prompt that `admit` would find cached now."""
         prompt = checked_prompt(tokens, 0, 0, self.max_seq_len)
+        self.index_filled()
         root = self.namespaces.find(namespace)
-        matched = self._match(prompt, root)[0]
-        return matched.size * self.page_size + self._part(prompt, matched, root)[1]
+        matched = self.find_cached(prompt, root)[0]
+        return matched.size * self.page_size + self.find_part(prompt, matched, root)[1]
 
+    @atomic
     def pin(self, tokens: ArrayLike, namespace: Hashable = None) -> Pinned | Wait:
         """Keep the longest cached prefix of `tokens`, in whole pages, from eviction until `unpin`.
 
@@ -328,9 +254,11 @@ class KVCacheManager:
             InvalidRequestError: no tokens, negative ids, or more than max_seq_len of them.
         """
         prompt = checked_prompt(tokens, 0, 0, self.max_seq_len)
+        self.index_filled()
         one_more = np.append(prompt, np.int32(0))  # a match always leaves a token to compute; here it is not theirs
-        return self.pins.add(self._match(one_more, self.namespaces.find(namespace))[0], self.reservations.promised)
+        return self.pins.add(self.find_cached(one_more, self.namespaces.find(namespace))[0], self.reservations.promised)
 
+    @atomic
     def unpin(self, pinned: Pinned) -> None:
         """Give back what `pin` held; a second time does nothing.
 
@@ -339,6 +267,7 @@ class KVCacheManager:
         """
         self.pins.remove(pinned)
 
+    @atomic
     def reset(self, *, namespace: Hashable = EVERY_NAMESPACE) -> ResetResult:
         """Forget all cached content, or one namespace's (None is one): the weights have changed, a tenant has left.
 
@@ -348,30 +277,35 @@ class KVCacheManager:
         Raises:
             InvalidRequestError: the namespace cannot be hashed.
         """
+        self.index_filled()
         root = None if namespace is EVERY_NAMESPACE else self.namespaces.find(namespace)
         pages = pages_under(self.index, root)
         rows = np.flatnonzero(self.table.live if root is None else self.table.live & (self.root == root))
-        self.indexed[rows] = 0
-        self.index_at[rows] = NEVER
+        self.journal.put(self.indexed, rows, 0)
+        self.journal.put(self.index_at, rows, NEVER)
         for row in rows.tolist():
-            self._pending.pop(row, None)
-        self._forget(pages)
+            self.pending.shorten(row, self.index_at)
+        self.forget(pages)
         return free_unowned(self.pool, pages)
 
+    @atomic
     def private_pages(self, rows: ArrayLike) -> NDArray[np.int64]:
         """Pages of each row that nobody else owns: what releasing that row alone would bring."""
+        self.index_filled()
         at = self.table.checked(rows)
         counts = self.table.pages[at].astype(np.int64)
         group, offset = ragged(counts)
         alone = self.pool.refcount[self.table.table[at[group], offset]] == 1
         return np.bincount(group[alone], minlength=at.size)
 
+    @atomic
     def usage(self) -> Usage:
         """Where the pages are now. Costs one pass over the reference counts."""
+        self.index_filled()
         alone = self.pins.alone  # full pages that no row counts
         owned = int(self.table.pages.sum()) + alone
         used = self.pool.used
-        if self.shares_tail.any():
+        if self._tails_shared:
             tokens = branching.tokens_held(self) + alone * self.page_size
         else:  # shared pages are full ones
             tokens = int(self.table.length.sum()) + (alone - owned + used) * self.page_size
@@ -386,57 +320,47 @@ class KVCacheManager:
             self.page_size,
         )
 
-    def _match(self, prompt: NDArray[np.int32], root: int) -> tuple[Pages, Keys, Keys]:
+    # What the files of this package share; not for callers.
+
+    def find_cached(self, prompt: NDArray[np.int32], root: int) -> tuple[Pages, Keys, Keys]:
         """Cached pages the prompt may share, keys of all its full pages, and the hash sums behind the keys."""
         return self.index.lookup(prompt, root) if self.prefix_caching else NOTHING_FOUND
 
-    def _part(self, prompt: NDArray[np.int32], matched: Pages, root: int) -> tuple[int, int]:
+    def find_part(self, prompt: NDArray[np.int32], matched: Pages, root: int) -> tuple[int, int]:
         """A cached page that begins like the prompt's first page that did not match, and for how many tokens.
 
         It need not be pinned: if this very admission evicts it, the copy still reads it before anything is written.
         """
         return self.index.lookup_part(prompt, matched, root) if self.partial_reuse else (0, 0)
 
-    def _is_pending(self, keys: Keys, matched: int, length: int) -> bool:
-        """Is the first page that did not match just being computed by another row?"""
-        if matched >= (length - 1) // self.page_size or matched >= keys.size:
-            return False
-        return any(others.size > matched and others[matched] == keys[matched] for others in self._pending.values())
-
-    def _draw(self, rows: Rows, need: NDArray[np.int64]) -> Wait | Never | None:
-        """Append need[i] pages to rows[i], or say why not."""
-        refusal = self._shortage(rows, need, need)
-        if refusal is None:
-            self.table.append_pages(rows, need, self._take_for(rows, need))
-        return refusal
-
-    def _shortage(self, rows: Rows, growth: NDArray[np.int64], drawn: NDArray[np.int64]) -> Wait | Never | None:
-        """Why rows[i] cannot draw drawn[i] pages, by growth[i] of which it becomes longer."""
-        whole = int((self.table.pages[rows] + growth).max())
-        if whole > self.num_pages:
-            return Never(whole, self.num_pages)
-        return self.reservations.shortage(rows, drawn, self.pool.available)
-
-    def _take_for(self, rows: Rows, drawn: NDArray[np.int64]) -> Pages:
-        """Hand out drawn[i] pages to each row, from what was set aside for it as far as that reaches."""
-        pages = self._take(int(drawn.sum()))
-        self.reservations.draw(rows, drawn)
-        return pages
-
-    def _take(self, count: int) -> Pages:
+    def take(self, count: int) -> Pages:
         """Hand out pages, evicting the oldest cached ones if the free ones do not suffice."""
         if count > self.pool.free:
-            evicted = self.pool.oldest(count - self.pool.free)
-            self._forget(evicted)
+            evicted = self.pool.queue.oldest(count - self.pool.free)
+            self.forget(evicted)
             self.pool.give_back(evicted)
         return self.pool.take(count)
 
-    def _forget(self, pages: Pages) -> None:
+    def forget(self, pages: Pages) -> None:
         """Take pages out of the index; those directly under a root let go of its name."""
         self.index.remove(pages)
-        parents = self.index.parent[pages]
+        parents = self.index.parent.take(pages)
         for root in parents[parents < 0].tolist():
             self.namespaces.let_go(root)
+
+    def store_next(self, slots: NDArray[np.int64], ids: NDArray[np.int32], fresh: NDArray[np.int64]) -> None:
+        """Note the tokens at these slots. Nobody sees what was there, but in slots[fresh]: of pages just handed out."""
+        flat = self.index.tokens.reshape(-1)
+        if fresh.size:
+            self.journal.save(flat, slots[fresh])
+        flat[slots] = ids
+
+    def share_tails(self, rows: Rows, shared: bool | NDArray[np.bool_]) -> None:
+        """Mark the rows whose last page is partly filled and not theirs alone to write."""
+        if self._tails_shared or np.any(shared):
+            self.journal.keep(self, "_tails_shared")
+            self.journal.put(self.shares_tail, rows, shared)
+            self._tails_shared = bool(self.shares_tail.any())
 
 
 def _is_one(counts: ArrayLike) -> bool:

@@ -11,13 +11,15 @@ from collections.abc import Hashable
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import ChainHash, Keys
-from pagedkv.cache.pool import Pages
+from pagedkv.cache.journal import Journal
 from pagedkv.cache.ragged import prefix_all, ragged
 from pagedkv.errors import InvalidRequestError
 
 NO_KEYS: Keys = np.zeros(0, np.uint64)
-NOTHING_FOUND: tuple[Pages, Keys, Keys] = (np.zeros(0, np.int32), NO_KEYS, NO_KEYS)
+NO_PAGES: Pages = np.zeros(0, np.int32)
+NOTHING_FOUND: tuple[Pages, Keys, Keys] = (NO_PAGES, NO_KEYS, NO_KEYS)
 
 
 class PrefixIndex:
@@ -34,8 +36,9 @@ class PrefixIndex:
         indexed: bool [num_pages + 1]; true for the null page, so that walks need no special case.
     """
 
-    def __init__(self, num_pages: int, page_size: int, hasher: ChainHash) -> None:
+    def __init__(self, num_pages: int, page_size: int, hasher: ChainHash, journal: Journal) -> None:
         self.hasher = hasher
+        self.journal = journal
         self.page_size = page_size
         self.tokens = np.zeros((num_pages + 1, page_size), np.int32)
         self.parent = np.zeros(num_pages + 1, np.int32)
@@ -50,18 +53,19 @@ class PrefixIndex:
     def store_tokens(self, pages: Pages, tokens: NDArray[np.int32]) -> None:
         """Note what `pages` hold: page_size tokens each, the last one perhaps fewer."""
         full = tokens.size // self.page_size
+        self.journal.save(self.tokens, pages)
         self.tokens[pages[:full]] = tokens[: full * self.page_size].reshape(full, self.page_size)
         if full < pages.size:
             self.tokens[pages[full], : tokens.size - full * self.page_size] = tokens[full * self.page_size :]
 
     def find(self, keys: Keys) -> Pages:
         """The page indexed under each key, 0 where there is none. Says nothing about its content yet."""
-        pages = self.bucket[keys & self._mask]
-        searching = np.flatnonzero((self.key[pages] != keys) & (pages != 0))
+        pages = self.bucket.take((keys & self._mask).view(np.int64))
+        searching = np.flatnonzero((self.key.take(pages) != keys) & (pages != 0))
         while searching.size:
-            step = self.next[pages[searching]]
+            step = self.next.take(pages[searching])
             pages[searching] = step
-            searching = searching[(self.key[step] != keys[searching]) & (step != 0)]
+            searching = searching[(self.key.take(step) != keys[searching]) & (step != 0)]
         return pages
 
     def lookup(self, prompt: NDArray[np.int32], root: int) -> tuple[Pages, Keys, Keys]:
@@ -112,6 +116,8 @@ class PrefixIndex:
         Returns:
             Page ids int32 [m], m <= n.
         """
+        if not self.find(keys[:1]).any():
+            return NO_PAGES
         pages = self.find(keys)
         above = np.empty_like(pages)
         above[:1] = root
@@ -162,14 +168,17 @@ class PrefixIndex:
 
     def insert(self, pages: Pages, keys: Keys, parents: NDArray[np.int32]) -> None:
         """Index pages under keys that are all new and all different."""
-        self.key[pages] = keys
-        self.parent[pages] = parents
-        self.indexed[pages] = True
-        slots = keys & self._mask
+        put = self.journal.put
+        put(self.key, pages, keys)
+        put(self.parent, pages, parents)
+        put(self.indexed, pages, True)
+        self.journal.save(self.next, pages)
+        slots = (keys & self._mask).view(np.int64)
+        self.journal.save(self.bucket, slots)
         while pages.size:
-            heads = self.bucket[slots]
+            heads = self.bucket.take(slots)
             self.bucket[slots] = pages
-            placed = self.bucket[slots] == pages  # of several pages for one bucket, the last has won
+            placed = self.bucket.take(slots) == pages  # of several pages for one bucket, the last has won
             if placed.all():
                 self.next[pages] = heads
                 return
@@ -178,23 +187,25 @@ class PrefixIndex:
 
     def remove(self, pages: Pages) -> None:
         """Take pages out of the index."""
-        self.indexed[pages] = False
-        slots = self.key[pages] & self._mask
-        heads = self._skip_removed(self.bucket[slots])
-        self.bucket[slots] = heads
-        at = heads[heads != 0]
+        put = self.journal.put
+        put(self.indexed, pages, False)
+        slots = (self.key.take(pages) & self._mask).view(np.int64)
+        before = self.bucket.take(slots)
+        heads = self._skip_removed(before.copy())
+        self.journal.replace(self.bucket, slots, before, heads)
+        at = heads[self.next.take(heads) != 0]
         while at.size:
-            after = self._skip_removed(self.next[at])
-            self.next[at] = after
-            at = after[after != 0]
+            after = self._skip_removed(self.next.take(at))
+            put(self.next, at, after)
+            at = after[self.next.take(after) != 0]
 
     def _skip_removed(self, pages: Pages) -> Pages:
         """Each page, or the first page after it in its chain that is still indexed (0 at the end)."""
-        removed = np.flatnonzero(~self.indexed[pages])
+        removed = np.flatnonzero(~self.indexed.take(pages))
         while removed.size:
-            step = self.next[pages[removed]]
+            step = self.next.take(pages[removed])
             pages[removed] = step
-            removed = removed[~self.indexed[step]]
+            removed = removed[~self.indexed.take(step)]
         return pages
 
 
@@ -224,11 +235,12 @@ class Namespaces:
     rows, and indexed pages directly under it. Then its name is forgotten, so that salts do not pile up for ever.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
         self._roots: dict[Hashable, int] = {}
         self._names: dict[int, Hashable] = {}
         self._users: dict[int, int] = {}
-        self._unused: list[int] = []
+        self._unused: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._roots)
@@ -244,27 +256,41 @@ class Namespaces:
         except TypeError:
             raise InvalidRequestError(f"a namespace of type {type(name).__name__} cannot be hashed") from None
 
+    def name(self, root: int) -> Hashable:
+        """The name of a root that has users."""
+        return self._names[root]
+
     def hold(self, name: Hashable) -> int:
         """Count one more user of the name and return its root."""
         root = self.find(name)
         if not root:
-            root = self._unused.pop() if self._unused else -1 - len(self._roots)
+            root = next(iter(self._unused), -1 - len(self._roots))
+            self._remember(name, root)
+            self._unused.pop(root, None)
             self._roots[name], self._names[root], self._users[root] = root, name, 0
-        self._users[root] += 1
+        self.hold_root(root)
         return root
 
     def hold_root(self, root: int, users: int = 1) -> None:
         """Count more users of a root that has some."""
+        self.journal.entry(self._users, root)
         self._users[root] += users
 
     def let_go(self, root: int, users: int = 1) -> None:
         """Count fewer users; the last one takes the name along."""
+        self.journal.entry(self._users, root)
         self._users[root] -= users
         if self._users[root] == 0:
-            del self._users[root]
-            del self._roots[self._names.pop(root)]
-            self._unused.append(root)
+            name = self._names[root]
+            self._remember(name, root)
+            del self._users[root], self._names[root], self._roots[name]
+            self._unused[root] = None
 
     def users(self) -> dict[int, int]:
         """Users of each root, for the audit."""
         return dict(self._users)
+
+    def _remember(self, name: Hashable, root: int) -> None:
+        self.journal.entry(self._roots, name)
+        for mapping in (self._names, self._users, self._unused):
+            self.journal.entry(mapping, root)

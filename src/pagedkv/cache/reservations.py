@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.cache.journal import Journal
 from pagedkv.cache.outcomes import Wait
 from pagedkv.cache.table import Rows
 
@@ -21,33 +22,42 @@ class Reservations:
         promised: sum of all promises.
     """
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, journal: Journal) -> None:
+        self.journal = journal
         self.promise = np.zeros(max_rows, np.int32)
         self.entitled = np.zeros(max_rows, np.int32)
         self.promised = 0
 
     def open(self, row: int, whole: int, held: int) -> None:
         """Promise a new row that holds `held` pages what it lacks of `whole`."""
-        self.promise[row] = whole - held
-        self.entitled[row] = whole if whole > held else 0
-        self.promised += whole - held
+        if whole > held:
+            self._set(np.array([row]), np.array([whole - held]))
+            self.entitle(np.array([row]), whole)
+
+    def entitle(self, rows: Rows, whole: int) -> None:
+        """The reservation of these rows is for `whole` pages in all; `settle` makes the promises."""
+        self.journal.put(self.entitled, rows, whole)
 
     def close(self, rows: Rows) -> None:
         """Take all promises back."""
-        self.promised -= int(self.promise[rows].sum())
-        self.promise[rows] = self.entitled[rows] = 0
+        if self.entitled.take(rows).any():
+            self._set(rows, np.zeros(rows.size, np.int64))
+            self.entitle(rows, 0)
 
     def shortage(self, rows: Rows, drawn: NDArray[np.int64], available: int) -> Wait | None:
         """Why rows[i] cannot draw drawn[i] pages, its own promise first, while `available` pages can be handed out."""
-        unpromised = int((drawn - np.minimum(self.promise[rows], drawn)).sum())
-        free = available - self.promised
-        return Wait(unpromised, free) if unpromised > free else None
+        total = int(drawn.sum())
+        if total > available - self.promised:
+            unpromised = total - int(np.minimum(self.promise.take(rows), drawn).sum())
+            if unpromised > available - self.promised:
+                return Wait(unpromised, available - self.promised)
+        return None
 
     def draw(self, rows: Rows, drawn: NDArray[np.int64]) -> None:
         """rows[i] has drawn drawn[i] pages, from its promise as far as that reaches."""
-        kept = np.minimum(self.promise[rows], drawn)
-        self.promise[rows] -= kept.astype(np.int32)
-        self.promised -= int(kept.sum())
+        if self.promised:
+            had = self.promise.take(rows)
+            self._set(rows, had - np.minimum(had, drawn))
 
     def settle(self, rows: Rows, held: NDArray[np.int32], copies: NDArray[np.bool_], available: int) -> None:
         """Promise each row with a reservation what it still may need, as far as pages are available.
@@ -58,13 +68,21 @@ class Reservations:
             copies: bool [n], whether its next write takes a page for a copy.
             available: pages that can be handed out.
         """
-        left = np.maximum(self.entitled[rows] - held, 0) + copies
-        goal = np.where(self.entitled[rows] > 0, left, 0)
-        had = self.promise[rows]
+        entitled = self.entitled.take(rows)
+        if not entitled.any():
+            return
+        left = np.maximum(entitled - held, 0) + copies
+        goal = np.where(entitled > 0, left, 0)
+        had = self.promise.take(rows)
         kept = np.minimum(had, goal)
-        self.promised -= int((had - kept).sum())
         want = goal - kept
-        room = max(available - self.promised, 0)
+        room = max(available - self.promised + int((had - kept).sum()), 0)
         given = np.clip(room - (np.cumsum(want) - want), 0, want)
-        self.promise[rows] = kept + given
-        self.promised += int(given.sum())
+        self._set(rows, kept + given)
+
+    def _set(self, rows: Rows, promises: NDArray[np.integer]) -> None:
+        """Promise rows[i] promises[i] pages from now on."""
+        self.journal.keep(self, "promised")
+        before = self.promise.take(rows)
+        self.journal.replace(self.promise, rows, before, promises)
+        self.promised += int(promises.sum()) - int(before.sum())

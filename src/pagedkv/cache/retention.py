@@ -10,8 +10,10 @@ from typing import Final
 
 import numpy as np
 
+from pagedkv.cache.eviction import Pages
+from pagedkv.cache.journal import Journal
 from pagedkv.cache.outcomes import Wait
-from pagedkv.cache.pool import PagePool, Pages
+from pagedkv.cache.pool import PagePool
 from pagedkv.cache.prefix import PrefixIndex
 from pagedkv.errors import StaleSequenceError
 
@@ -50,7 +52,8 @@ class Pinned:
 class Pins:
     """Which pages each pin owns. A pin counts as one owner of each of its pages, which are one chain from a root."""
 
-    def __init__(self, pool: PagePool, index: PrefixIndex) -> None:
+    def __init__(self, pool: PagePool, index: PrefixIndex, journal: Journal) -> None:
+        self.journal = journal
         self._pool = pool
         self._index = index
         self._pages: dict[int, Pages] = {}
@@ -63,6 +66,8 @@ class Pins:
         if idle > free:
             return Wait(idle, free)
         self._pool.acquire(pages)
+        self.journal.keep(self, "_next")
+        self.journal.entry(self._pages, self._next)
         pinned = Pinned(self._next, int(pages.size) * self._index.page_size)
         self._pages[pinned.number] = pages
         self._next += 1
@@ -76,6 +81,7 @@ class Pins:
         """
         if not 0 <= pinned.number < self._next:
             raise StaleSequenceError(f"no pin {pinned.number} was ever handed out; {self._next} have been so far")
+        self.journal.entry(self._pages, pinned.number)
         pages = self._pages.pop(pinned.number, None)
         if pages is None:
             return
@@ -101,9 +107,12 @@ class Pins:
 
 def retire_or_free(pool: PagePool, index: PrefixIndex, orphans: Pages) -> None:
     """Pages that lost their last owner, the first of them oldest, become cached if indexed and free otherwise."""
-    kept = index.indexed[orphans]
-    pool.retire(orphans[kept])
-    pool.give_back(orphans[~kept])
+    kept = index.indexed.take(orphans)
+    if kept.all():
+        pool.queue.push(orphans)
+    else:
+        pool.queue.push(orphans[kept])
+        pool.give_back(orphans[~kept])
 
 
 def pages_under(index: PrefixIndex, root: int | None) -> Pages:
@@ -122,6 +131,6 @@ def pages_under(index: PrefixIndex, root: int | None) -> Pages:
 def free_unowned(pool: PagePool, pages: Pages) -> ResetResult:
     """Free those of the pages, all just taken out of the index, that nobody owns."""
     dropped = pages[pool.refcount[pages] == 0]
-    pool.withdraw(dropped)
+    pool.queue.withdraw(dropped)
     pool.give_back(dropped)
     return ResetResult(int(dropped.size), int(pages.size - dropped.size))

@@ -6,15 +6,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.cache.checks import checked_counts
+from pagedkv.cache.journal import Journal
 from pagedkv.cache.ragged import ragged
 from pagedkv.errors import InvalidRequestError, StaleSequenceError
 
 Rows = NDArray[np.int64]
+
+
+class _Checked(NamedTuple):
+    """The rows that were found right last, and where each begins in the flat table."""
+
+    said: bytes
+    rows: Rows
+    first: Rows
 
 
 class PageTable:
@@ -32,12 +42,14 @@ class PageTable:
         live: bool [max_rows], whether the row belongs to a sequence.
         generation: int64 [max_rows], how often the row has been given back.
         owners: what the caller named each live row, for messages and audits.
+        free_rows: rows that no sequence holds.
     """
 
-    def __init__(self, max_rows: int, columns: int, page_size: int) -> None:
+    def __init__(self, max_rows: int, columns: int, page_size: int, journal: Journal | None = None) -> None:
         self.max_rows = max_rows
         self.columns = columns
         self.page_size = page_size
+        self.journal = journal or Journal()
         self.table = np.zeros((max_rows, columns), np.int32)
         self.pages = np.zeros(max_rows, np.int32)
         self.length = np.zeros(max_rows, np.int32)
@@ -45,16 +57,17 @@ class PageTable:
         self.live = np.zeros(max_rows, np.bool_)
         self.generation = np.zeros(max_rows, np.int64)
         self.owners: dict[int, str] = {}
-        self._free_rows = list(range(max_rows - 1, -1, -1))
-
-    @property
-    def free_rows(self) -> int:
-        """Rows that no sequence holds."""
-        return len(self._free_rows)
+        self.free_rows = max_rows
+        self._stack = np.arange(max_rows - 1, -1, -1)
+        self._checked = _Checked(b"", np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def open(self, pages: NDArray[np.int32], length: int, computed: int, owner: str) -> int:
         """Start a row on these pages. The caller has made sure that a row is free."""
-        row = self._free_rows.pop()
+        row = int(self._stack[self.free_rows - 1])
+        self.journal.keep(self, "free_rows")
+        self.journal.entry(self.owners, row)
+        self._save(np.array([row]), pages.size)
+        self.free_rows -= 1
         self.table[row, : pages.size] = pages
         self.pages[row] = pages.size
         self.length[row] = length
@@ -66,6 +79,12 @@ class PageTable:
     def close(self, rows: Rows) -> None:
         """Give rows back; their page ids are wiped so that nothing names a page it does not own."""
         widest = int(self.pages[rows].max(initial=0))
+        self.journal.keep(self, "free_rows")
+        self.journal.save(self._stack, slice(self.free_rows, self.free_rows + rows.size))
+        self._save(rows, widest)
+        for row in rows.tolist():
+            self.journal.entry(self.owners, row)
+        self._checked = _Checked(b"", rows[:0], rows[:0])
         if rows.size == 1:
             self.table[rows[0], :widest] = 0
         else:
@@ -75,7 +94,15 @@ class PageTable:
         self.generation[rows] += 1
         for row in rows.tolist():
             del self.owners[row]
-            self._free_rows.append(row)
+        self._stack[self.free_rows : self.free_rows + rows.size] = rows
+        self.free_rows += rows.size
+
+    def _save(self, rows: Rows, widest: int) -> None:
+        """Remember everything about these rows, whose entries are in the first `widest` columns."""
+        first = (rows[0], slice(widest)) if rows.size == 1 else (rows, slice(widest))
+        self.journal.save(self.table, first)
+        for state in (self.pages, self.length, self.computed, self.live, self.generation):
+            self.journal.save(state, rows)
 
     def checked(self, rows: ArrayLike) -> Rows:
         """`rows` as int64 [n], all live and all different.
@@ -84,6 +111,11 @@ class PageTable:
             StaleSequenceError: a row is outside the table or belongs to no sequence.
             InvalidRequestError: a row occurs twice, or rows are not a flat array of integers (a mask is not).
         """
+        said = b""
+        if isinstance(rows, np.ndarray) and rows.dtype == np.int64 and rows.ndim == 1:
+            said = rows.tobytes()
+            if said and said == self._checked.said:  # a decode step names the rows of the last one
+                return self._checked.rows
         given = np.atleast_1d(np.asarray(rows))
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise InvalidRequestError(
@@ -100,6 +132,10 @@ class PageTable:
             raise StaleSequenceError(f"rows without a sequence: {_some(checked[~self.live[checked]])}")
         if not ascending and np.unique(checked).size < checked.size:
             raise InvalidRequestError(f"a row occurs twice in one call: {_some(np.sort(checked))}")
+        if said:
+            own = checked.copy()
+            self._checked = _Checked(said, own, own * self.columns)
+            return own
         return checked
 
     def still_open(self, sequences: Iterable[tuple[int, int]]) -> Rows:
@@ -124,30 +160,28 @@ class PageTable:
         Raises:
             InvalidRequestError: if more would be computed than the row holds.
         """
-        computed = self.computed.take(rows) + counts
+        before = self.computed.take(rows)
+        computed = before + counts
         over = computed - self.length.take(rows)
         if over.size and over.max() > 0:
             worst = int(over.argmax())
             raise InvalidRequestError(
                 f"{computed[worst]} tokens of row {rows[worst]} would be computed; it has {self.length[rows[worst]]}"
             )
-        self.computed[rows] = computed
+        self.journal.replace(self.computed, rows, before, computed)
         return computed
 
     def append_pages(self, rows: Rows, counts: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
         """Put counts[i] of `pages` at the end of rows[i]."""
-        held = self.pages[rows]
-        if pages.size == rows.size and (counts == 1).all():  # a decode step
-            self.table[rows, held] = pages
-            self.pages[rows] = held + 1
-            return
+        held = self.pages.take(rows)
         group, offset = ragged(counts)
-        self.table[rows[group], held[group] + offset] = pages
-        self.pages[rows] = held + counts.astype(np.int32)
+        self.journal.put(self.table, (rows[group], held[group] + offset), pages)
+        self.journal.replace(self.pages, rows, held, held + counts)
 
     def at(self, rows: Rows, columns: NDArray[np.integer]) -> NDArray[np.int32]:
         """Page ids at (rows[i], columns[i]); a flat `take` is twice as fast as indexing with two arrays."""
-        return self.table.reshape(-1).take(rows * self.columns + columns)
+        first = self._checked.first if rows is self._checked.rows else rows * self.columns
+        return self.table.reshape(-1).take(first + columns)
 
     def owned(self, rows: Rows) -> NDArray[np.int32]:
         """Page ids of the rows, each row's last page first, row after row."""

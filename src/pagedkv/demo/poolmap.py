@@ -44,7 +44,7 @@ def page_states(manager: CacheManager) -> NDArray[np.uint8]:
         states[pages[filled:]] = EMPTY
     if isinstance(manager, KVCacheManager):
         states[manager.pool.refcount > 1] = SHARED
-        states[manager.pool.queued()] = CACHED
+        states[manager.pool.queue.queued()] = CACHED
     return states[1:]
 
 

@@ -1,0 +1,122 @@
+"""Admission: give a prompt its row and pages, or say why not; and which prompts' pages are just being computed.
+
+Part of KVCacheManager, whose arrays it works on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.budget import pages_for_tokens
+from pagedkv.cache.eviction import Pages
+from pagedkv.cache.hashing import Keys
+from pagedkv.cache.journal import Journal
+from pagedkv.cache.outcomes import NO_COPIES, Admitted, Never, Sequence, Wait
+from pagedkv.cache.prefix import NO_KEYS
+
+if TYPE_CHECKING:
+    from pagedkv.cache.manager import KVCacheManager
+
+
+class Pending:
+    """Keys of the full prompt pages of rows that are still computing them, so that a twin may wait for them."""
+
+    def __init__(self, page_size: int, journal: Journal) -> None:
+        self.page_size = page_size
+        self.journal = journal
+        self.keys: dict[int, Keys] = {}
+
+    def announce(self, row: int, keys: Keys) -> None:
+        """The row will index pages under these keys, those of its prompt from the first page on."""
+        self.journal.entry(self.keys, row)
+        self.keys[row] = keys
+
+    def shorten(self, row: int, index_at: NDArray[np.int32], pages: int = 0) -> None:
+        """Announce nothing beyond the row's first `pages`, nor what it has indexed."""
+        if row in self.keys:
+            self.journal.entry(self.keys, row)
+            keys = self.keys.pop(row)[:pages]
+            if keys.size * self.page_size >= index_at[row]:
+                self.keys[row] = keys
+
+    def forget_indexed(self, index_at: NDArray[np.int32]) -> None:
+        """Drop the rows that have indexed all they announced."""
+        for row in [row for row, keys in self.keys.items() if index_at[row] > keys.size * self.page_size]:
+            self.journal.entry(self.keys, row)
+            del self.keys[row]
+
+    def covers(self, keys: Keys, matched: int, length: int) -> bool:
+        """Is page number `matched` of a prompt with these keys and `length` tokens just being computed?"""
+        if matched >= (length - 1) // self.page_size or matched >= keys.size:
+            return False
+        return any(others.size > matched and others[matched] == keys[matched] for others in self.keys.values())
+
+
+def admit(
+    manager: KVCacheManager,
+    prompt: NDArray[np.int32],
+    namespace: Hashable,
+    reserve: int,
+    headroom: int,
+    owner: str,
+    share_pending: bool,
+) -> Admitted | Wait | Never:
+    """`KVCacheManager.admit` for a checked prompt."""
+    whole = pages_for_tokens(prompt.size + reserve, manager.page_size)
+    if whole > manager.num_pages:
+        return Never(whole, manager.num_pages)
+    if not manager.table.free_rows:
+        return Wait(1, 0, on="rows")
+    root = manager.namespaces.hold(namespace)
+    matched, keys, sums = manager.find_cached(prompt, root)
+    refusal = _refusal(manager, prompt.size, whole, matched, headroom, keys if share_pending else NO_KEYS)
+    if refusal is not None:
+        manager.namespaces.let_go(root)
+        return refusal
+    return _open(manager, prompt, root, matched, keys, sums, whole, owner)
+
+
+def _refusal(
+    manager: KVCacheManager, length: int, whole: int, matched: Pages, headroom: int, keys: Keys
+) -> Wait | None:
+    """Why a prompt of `length` tokens that needs `whole` pages in all cannot be admitted now."""
+    if manager.pending.covers(keys, matched.size, length):
+        return Wait(1, 0, on="prefix")
+    needed = whole - matched.size + headroom
+    idle = int(np.count_nonzero(manager.pool.refcount.take(matched) == 0))  # would be pinned, so not available
+    free = manager.pool.available - manager.reservations.promised - idle
+    return Wait(needed, max(free, 0)) if needed > free else None
+
+
+def _open(
+    manager: KVCacheManager,
+    prompt: NDArray[np.int32],
+    root: int,
+    matched: Pages,
+    keys: Keys,
+    sums: Keys,
+    whole: int,
+    owner: str,
+) -> Admitted:
+    """Carry out an admission that is known to succeed. The match is pinned before anything is evicted."""
+    size, put = manager.page_size, manager.journal.put
+    shared = matched.size * size
+    source, part = manager.find_part(prompt, matched, root)
+    manager.pool.acquire(matched)
+    own = manager.take(pages_for_tokens(prompt.size, size) - matched.size)
+    row = manager.table.open(np.concatenate((matched, own)), prompt.size, shared + part, owner)
+    put(manager.root, row, root)
+    put(manager.indexed, row, matched.size)
+    manager.reservations.open(row, whole, matched.size + own.size)
+    if manager.prefix_caching:
+        put(manager.index_at, row, shared + size)
+        manager.index.store_tokens(own, prompt[shared:])
+        put(manager.chain_sum, row, sums[matched.size - 1] if matched.size else manager.index.hasher.root_sum(root))
+        if keys.size > matched.size:
+            manager.pending.announce(row, keys)
+    copies = np.array([(source, own[0])], np.int32) if part else NO_COPIES
+    return Admitted(Sequence(row, int(manager.table.generation[row])), shared + part, copies)

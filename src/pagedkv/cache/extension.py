@@ -1,0 +1,94 @@
+"""Extension: places for the next tokens of rows, and the pages that this takes, for all rows or for none.
+
+Part of KVCacheManager, whose arrays it works on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.cache import branching
+from pagedkv.cache.checks import check_lengths, check_token_count
+from pagedkv.cache.eviction import Pages
+from pagedkv.cache.outcomes import NO_COPIES, Extended, Never, Wait
+from pagedkv.cache.table import Rows
+
+if TYPE_CHECKING:
+    from pagedkv.cache.manager import KVCacheManager
+
+
+def extend(
+    manager: KVCacheManager, rows: Rows, ids: NDArray[np.int32], counts: NDArray[np.int64]
+) -> Extended | Wait | Never:
+    """`KVCacheManager.extend` for checked arguments."""
+    check_token_count(ids, counts)
+    table, size = manager.table, manager.page_size
+    before = table.length.take(rows).astype(np.int64)
+    after = before + counts
+    check_lengths(rows, after, manager.max_seq_len)
+    need = -(-after // size) - table.pages.take(rows)
+    copying = branching.writers_that_copy(manager, rows, before, counts)
+    copies = NO_COPIES
+    if copying.size or need.any():
+        drawn = need + np.bincount(copying, minlength=rows.size)
+        refusal = _shortage(manager, rows, need, drawn)
+        if refusal is not None:
+            return refusal
+        fresh = _draw(manager, rows, drawn)
+        table.append_pages(rows, need, fresh[copying.size :])
+        copies = branching.copy_tails(manager, rows[copying], before[copying], fresh[: copying.size])
+    manager.journal.put(table.length, rows, after)
+    settled = rows[manager.shares_tail.take(rows) & (counts > 0)]
+    manager.share_tails(settled, False)
+    branching.settle(manager, settled)
+    slots = table.slots_unchecked(rows, before, counts)
+    if manager.prefix_caching:
+        manager.journal.put(manager.index.tokens.reshape(-1), slots, ids)
+    return Extended(slots, copies)
+
+
+def extend_by_one(manager: KVCacheManager, rows: Rows, ids: NDArray[np.int32]) -> Extended | Wait | Never:
+    """`extend` by one token for rows that share no partly filled page: a page is needed where all pages are full."""
+    if ids.shape != rows.shape:
+        check_token_count(ids, np.ones(rows.size, np.int64))
+    table, size = manager.table, manager.page_size
+    before = table.length.take(rows)
+    after = before + 1
+    check_lengths(rows, after, manager.max_seq_len)
+    column = before // size
+    offset = before - column * size
+    growing = np.flatnonzero(offset == 0)
+    if growing.size:
+        grown, one = rows[growing], np.ones(growing.size, np.int64)
+        refusal = _shortage(manager, grown, one, one)
+        if refusal is not None:
+            return refusal
+        table.append_pages(grown, one, _draw(manager, grown, one))
+    manager.journal.replace(table.length, rows, before, after)
+    slots = np.multiply(table.at(rows, column), size, dtype=np.int64)
+    slots += offset
+    if manager.prefix_caching:
+        manager.store_next(slots, ids, growing)
+    return Extended(slots)
+
+
+def _shortage(
+    manager: KVCacheManager, rows: Rows, growth: NDArray[np.int64], drawn: NDArray[np.int64]
+) -> Wait | Never | None:
+    """Why rows[i] cannot draw drawn[i] pages, by growth[i] of which it becomes longer."""
+    whole = int((manager.table.pages.take(rows) + growth).max())
+    if whole > manager.num_pages:
+        return Never(whole, manager.num_pages)
+    if int(drawn.sum()) > manager.pool.free:
+        manager.index_filled()  # twins found by it give pages back, and change what may be evicted
+    return manager.reservations.shortage(rows, drawn, manager.pool.available)
+
+
+def _draw(manager: KVCacheManager, rows: Rows, drawn: NDArray[np.int64]) -> Pages:
+    """Hand out drawn[i] pages to each row, from what was set aside for it as far as that reaches."""
+    pages = manager.take(int(drawn.sum()))
+    manager.reservations.draw(rows, drawn)
+    return pages

@@ -1,0 +1,89 @@
+"""Journal: what a verb has changed so far, so that a verb that fails half-way can be undone.
+
+A refusal changes nothing because a verb asks before it acts. The journal is for what nobody asks about: no memory for
+an array, an interrupt, a fault in our own code. Whoever changes a manager's state notes here first what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from operator import setitem
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_ABSENT = object()
+
+
+class Journal:
+    """The undo log of one manager. An entry restores what was there, so one whose change did not happen is harmless."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Callable[..., object], Any, Any, Any]] = []
+
+    def begin(self) -> None:
+        """A verb starts; what the last one did stays."""
+        self._entries.clear()
+
+    def save(self, array: NDArray[Any], index: Any) -> None:
+        """Remember array[index] before it is changed in place."""
+        self._entries.append((setitem, array, index, np.array(array[index])))
+
+    def put(self, array: NDArray[Any], index: Any, values: ArrayLike) -> None:
+        """array[index] = values."""
+        self.save(array, index)
+        array[index] = values
+
+    def replace(self, array: NDArray[Any], index: NDArray[np.integer], old: NDArray[Any], new: ArrayLike) -> None:
+        """`put` where the caller has gathered what is there."""
+        self._entries.append((setitem, array, index, old))
+        array[index] = new
+
+    def keep(self, thing: object, *names: str) -> None:
+        """Remember attributes before they are assigned to."""
+        for name in names:
+            self._entries.append((setattr, thing, name, getattr(thing, name)))
+
+    def entry(self, mapping: dict[Any, Any], key: object) -> None:
+        """Remember mapping[key], or that it is absent."""
+        self._entries.append((_restore, mapping, key, mapping.get(key, _ABSENT)))
+
+    def undo(self) -> None:
+        """Put everything back as it was when the verb began."""
+        while self._entries:
+            restore, thing, at, value = self._entries[-1]
+            restore(thing, at, value)
+            self._entries.pop()
+
+
+def _restore(mapping: dict[Any, Any], key: object, value: object) -> None:
+    if value is _ABSENT:
+        mapping.pop(key, None)
+    else:
+        mapping[key] = value
+
+
+class _Journaled(Protocol):
+    journal: Journal
+
+
+_Self = TypeVar("_Self", bound=_Journaled)
+_Args = ParamSpec("_Args")
+_Answer = TypeVar("_Answer")
+
+
+def atomic(verb: Callable[Concatenate[_Self, _Args], _Answer]) -> Callable[Concatenate[_Self, _Args], _Answer]:
+    """A method that, if it raises, leaves the manager as it was before the call."""
+
+    @wraps(verb)
+    def whole(self: _Self, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
+        self.journal.begin()
+        try:
+            return verb(self, *args, **kwargs)
+        except BaseException:
+            self.journal.undo()
+            raise
+
+    return whole
