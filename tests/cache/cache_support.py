@@ -59,10 +59,18 @@ def pages(manager: KVCacheManager, sequence: Sequence) -> list[int]:
     return manager.table.table[sequence.row, : manager.table.pages[sequence.row]].tolist()
 
 
+def noted_tokens(manager: KVCacheManager) -> NDArray[np.int32]:
+    """What the index will have noted for each page, once the tokens of the last decode steps are there too."""
+    tokens, recent = manager.index.tokens.copy(), manager.recent
+    for step in range(recent.steps):
+        tokens.reshape(-1)[recent.slots[step]] = recent.ids[step]
+    return tokens
+
+
 def held_tokens(manager: KVCacheManager, row: int) -> list[int]:
-    """The tokens that the index has noted for a row, read through its page table."""
+    """The tokens that have been noted for a row, read through its page table."""
     length = int(manager.table.length[row])
-    return manager.index.tokens[manager.table.table[row]].reshape(-1)[:length].tolist()
+    return noted_tokens(manager)[manager.table.table[row]].reshape(-1)[:length].tolist()
 
 
 def resident(manager: KVCacheManager) -> dict[int, tuple[int, tuple[int, ...]]]:
@@ -102,14 +110,14 @@ def state_of(manager: Any) -> Any:
     return state
 
 
-UNSEEN = ("hasher", "_unused", "journal", "_checked", "_index", "_pool")
+UNSEEN = ("hasher", "_unused", "journal", "_checked", "_index", "_pool", "recent")
 
 
 def snapshot(thing: Any) -> Any:
     """Everything a manager knows, as values that can be compared.
 
     Left out: the hasher, whose table of salts only grows, the numbers of roots that wait for another name, the journal,
-    and the rows that were checked last. Pages that wait to be indexed are indexed first.
+    the rows that were checked last, and how many decode steps' tokens wait to be noted. Pages that wait to be indexed are indexed first.
     """
     if isinstance(thing, KVCacheManager):
         thing.index_filled()

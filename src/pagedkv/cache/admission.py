@@ -106,11 +106,13 @@ def _open(
     size, put = manager.page_size, manager.journal.put
     shared = matched.size * size
     source, part = manager.find_part(prompt, matched, root)
-    manager.pool.acquire(matched)
+    manager.pool.acquire(matched, distinct=True)
     own = manager.take(pages_for_tokens(prompt.size, size) - matched.size)
-    row = manager.table.open(np.concatenate((matched, own)), prompt.size, shared + part, owner)
+    pages = np.concatenate((matched, own)) if matched.size else own
+    row = manager.table.open(pages, prompt.size, shared + part, owner)
     put(manager.root, row, root)
     put(manager.indexed, row, matched.size)
+    put(manager.tail_page, row, pages[-1])
     manager.reservations.open(row, whole, matched.size + own.size)
     if manager.prefix_caching:
         put(manager.index_at, row, shared + size)

@@ -142,6 +142,8 @@ def _rows(manager: KVCacheManager) -> Iterator[str]:
             yield f"row {row} has {pages} pages for {length} tokens"
         if table.table[row, pages:].any():
             yield f"row {row} names pages past its end: {table.table[row].tolist()}"
+        if manager.tail_page[row] != table.table[row, max(pages - 1, 0)]:
+            yield f"row {row} ends in page {table.table[row, max(pages - 1, 0)]}, not in {manager.tail_page[row]}"
         if int(manager.indexed[row]) > computed // manager.page_size:
             yield f"row {row} has {manager.indexed[row]} indexed pages but {computed} computed tokens"
 

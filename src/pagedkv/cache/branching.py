@@ -121,6 +121,7 @@ def trim(manager: KVCacheManager, rows: ArrayLike, lengths: ArrayLike) -> None:
     put(table.pages, at, after)
     put(table.length, at, keep)
     put(table.computed, at, np.minimum(table.computed[at], keep))
+    put(manager.tail_page, at, table.last_pages(at))
     retire_or_free(manager.pool, manager.index, manager.pool.drop(dropped))
     for row in at.tolist():
         manager.pending.shorten(row, manager.index_at, int(table.length[row]) // size)
@@ -133,7 +134,7 @@ def writers_that_copy(
 ) -> Rows:
     """Which of `rows` (as indices) must copy their last page before they append counts[i] tokens to before[i]."""
     marked = np.flatnonzero(manager.shares_tail[rows] & (counts > 0))
-    tails = manager.table.at(rows[marked], before[marked] // manager.page_size)
+    tails = manager.tail_page[rows[marked]]
     page, first, writers = np.unique(tails, return_index=True, return_counts=True)
     copies = np.ones(marked.size, np.bool_)
     # Where all owners write in this very call, one of them keeps the page, unless the index serves it.
@@ -149,6 +150,7 @@ def copy_tails(
     source = manager.table.at(rows, column)
     manager.journal.put(manager.index.tokens, fresh, manager.index.tokens[source])
     manager.journal.put(manager.table.table, (rows, column), fresh)
+    manager.journal.put(manager.tail_page, rows, manager.table.last_pages(rows))
     retire_or_free(manager.pool, manager.index, manager.pool.drop(source))
     return np.stack((source, fresh), axis=1)
 
@@ -156,7 +158,7 @@ def copy_tails(
 def mark_tails(manager: KVCacheManager, rows: Rows) -> None:
     """Note which rows' last page is partly filled and not theirs alone to write."""
     length = manager.table.length[rows].astype(np.int64)
-    tail = manager.table.at(rows, np.maximum(manager.table.pages[rows].astype(np.int64) - 1, 0))
+    tail = manager.tail_page[rows]
     common = (manager.pool.refcount[tail] > 1) | manager.index.indexed[tail]
     manager.share_tails(rows, common & (length % manager.page_size > 0))
 
@@ -178,7 +180,7 @@ def tokens_held(manager: KVCacheManager) -> int:
 
 def _take_after(manager: KVCacheManager, rows: Rows, parents: Rows) -> None:
     """Let rows[i] stand in the index where parents[i] stands."""
-    for state in (manager.root, manager.indexed, manager.index_at, manager.chain_sum):
+    for state in (manager.root, manager.indexed, manager.index_at, manager.chain_sum, manager.tail_page):
         manager.journal.put(state, rows, state[parents])
 
 

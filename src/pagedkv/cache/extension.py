@@ -25,6 +25,7 @@ def extend(
 ) -> Extended | Wait | Never:
     """`KVCacheManager.extend` for checked arguments."""
     check_token_count(ids, counts)
+    manager.recent.store()
     table, size = manager.table, manager.page_size
     before = table.length.take(rows).astype(np.int64)
     after = before + counts
@@ -39,6 +40,7 @@ def extend(
             return refusal
         fresh = _draw(manager, rows, drawn)
         table.append_pages(rows, need, fresh[copying.size :])
+        manager.journal.put(manager.tail_page, rows, table.last_pages(rows))
         copies = branching.copy_tails(manager, rows[copying], before[copying], fresh[: copying.size])
     manager.journal.put(table.length, rows, after)
     settled = rows[manager.shares_tail.take(rows) & (counts > 0)]
@@ -58,21 +60,33 @@ def extend_by_one(manager: KVCacheManager, rows: Rows, ids: NDArray[np.int32]) -
     before = table.length.take(rows)
     after = before + 1
     check_lengths(rows, after, manager.max_seq_len)
-    column = before // size
-    offset = before - column * size
-    growing = np.flatnonzero(offset == 0)
+    offset = before % size if size & (size - 1) else before & (size - 1)
+    growing = (offset == 0).nonzero()[0]
     if growing.size:
-        grown, one = rows[growing], np.ones(growing.size, np.int64)
-        refusal = _shortage(manager, grown, one, one)
+        refusal = _grow_by_one(manager, rows[growing])
         if refusal is not None:
             return refusal
-        table.append_pages(grown, one, _draw(manager, grown, one))
     manager.journal.replace(table.length, rows, before, after)
-    slots = np.multiply(table.at(rows, column), size, dtype=np.int64)
+    slots = np.multiply(manager.tail_page.take(rows), size, dtype=np.int64)
     slots += offset
     if manager.prefix_caching:
-        manager.store_next(slots, ids, growing)
+        manager.recent.add(rows, slots, ids)
     return Extended(slots)
+
+
+def _grow_by_one(manager: KVCacheManager, rows: Rows) -> Wait | Never | None:
+    """Append a page to each row, or say why not."""
+    if rows.size > manager.pool.free - manager.reservations.promised:
+        one = np.ones(rows.size, np.int64)
+        refusal = _shortage(manager, rows, one, one)
+        if refusal is not None:
+            return refusal
+    fresh = manager.take(rows.size)
+    if manager.reservations.promised:
+        manager.reservations.draw(rows, np.ones(rows.size, np.int64))
+    manager.table.append_page(rows, fresh)
+    manager.journal.put(manager.tail_page, rows, fresh)
+    return None
 
 
 def _shortage(

@@ -3,8 +3,9 @@
 The key of page j stands for the namespace and all tokens up to the end of page j. It only says where to look: the
 index believes a hit after it has compared tokens and parent, so a collision costs a miss and nothing else.
 
-A prompt's keys are one cumulative sum (mod 2**64) over mixed (token, position) words, finished by one more mix; the
-multipliers are those of SplitMix64 (Steele, Lea, Flood 2014) and the additive constants are drawn per process.
+A page's word is a multilinear hash of its tokens (Carter, Wegman 1979; mod 2**64, odd weights drawn per process),
+salted with the page's place in its sequence and mixed with the multipliers of SplitMix64 (Steele, Lea, Flood 2014). The
+keys of a prompt are one cumulative sum over these words, finished by one more mix.
 """
 
 from __future__ import annotations
@@ -31,22 +32,26 @@ class ChainHash:
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = np.uint64(secrets.randbits(64) if seed is None else seed)
-        self._salt = np.zeros(0, np.uint64)
+        self._weight = self._random(64) | np.uint64(1)
+        self._salt = self._random(64)
 
     def page_sums(self, tokens: NDArray[np.int32], columns: NDArray[np.int64]) -> Keys:
         """What each page adds to the sum of its chain: uint64 [n] for tokens int32 [n, page_size].
 
         `columns` int64 [n] says which page of its sequence each one is, so that equal pages at different places differ.
         """
-        words = tokens.astype(np.uint64)
-        words += np.uint64(1)
-        words *= _GOLDEN
-        words ^= self._salts(columns, tokens.shape[1])
+        page_size, last = tokens.shape[1], int(columns.max(initial=0))
+        if page_size > self._weight.size:
+            self._weight = self._random(2 * page_size) | np.uint64(1)
+        if last >= self._salt.size:
+            self._salt = self._random(2 * last)
+        words = tokens.astype(np.uint64) @ self._weight[:page_size]
+        words ^= self._salt.take(columns)
         words *= _MIX1
         words ^= words >> _S27
         words *= _MIX2
         words ^= words >> _S31
-        return words @ np.ones(tokens.shape[1], np.uint64)  # a sum, in half the time of `sum`
+        return words
 
     def root_sum(self, root: int) -> np.uint64:
         """The sum that a namespace's chains start from."""
@@ -58,15 +63,9 @@ class ChainHash:
         keys *= _MIX1
         return keys ^ (keys >> _S27)
 
-    def _salts(self, columns: NDArray[np.int64], page_size: int) -> Keys:
-        """One word per (page, offset), from a table that grows with the longest sequence seen."""
-        last = int(columns.max(initial=0))
-        if (last + 1) * page_size > self._salt.size:
-            size = max(2 * self._salt.size, (last + 1) * page_size)
-            positions = np.arange(size, dtype=np.uint64) * _MIX2 + self.seed
-            self._salt = positions ^ (positions >> _S30)
-        table = self._salt[: self._salt.size // page_size * page_size].reshape(-1, page_size)
-        first = last + 1 - columns.size
-        if columns.size and columns[0] == first and columns[-1] == last and (np.diff(columns) == 1).all():
-            return table[first : last + 1]  # one prompt, page after page: no copy
-        return table.take(columns, axis=0)
+    def _random(self, count: int) -> Keys:
+        """The first `count` words of the SplitMix64 sequence of the seed; a longer one begins alike."""
+        words = (np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN) + self.seed
+        words = (words ^ (words >> _S30)) * _MIX1
+        words = (words ^ (words >> _S27)) * _MIX2
+        return words ^ (words >> _S31)

@@ -12,14 +12,60 @@ from numpy.typing import NDArray
 
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import Keys
+from pagedkv.cache.journal import Journal
+from pagedkv.cache.prefix import PrefixIndex
 from pagedkv.cache.ragged import ragged
 from pagedkv.cache.table import Rows
 
 if TYPE_CHECKING:
     from pagedkv.cache.manager import KVCacheManager
 
+CHUNK = 2048
+"""Rows that are worked on at once: their arrays stay in the processor's cache."""
+
 NEVER = np.iinfo(np.int32).max
 """`index_at` of a row that is indexed no further."""
+
+
+class RecentTokens:
+    """Tokens of the last decode steps, not noted in the index yet.
+
+    Steps of the same rows are written together, row after row: a page's tokens lie side by side, so this touches an
+    eighth of the memory that writing each step on its own would. Whoever reads the index's tokens calls `store` first.
+    """
+
+    def __init__(self, index: PrefixIndex, journal: Journal) -> None:
+        self.index = index
+        self.journal = journal
+        self.steps = 0
+        self.rows: Rows = np.zeros(0, np.int64)
+        self.slots = np.zeros((index.page_size, 0), np.int64)
+        self.ids = np.zeros((index.page_size, 0), np.int32)
+
+    def add(self, rows: Rows, slots: NDArray[np.int64], ids: NDArray[np.int32]) -> None:
+        """Note ids[i] at slots[i], [n] each; `rows` says whose they are."""
+        if rows is not self.rows or self.steps == self.index.page_size:
+            self.store()
+            if rows.size != self.rows.size:
+                self.journal.keep(self, "slots", "ids")
+                self.slots = np.zeros((self.index.page_size, rows.size), np.int64)
+                self.ids = np.zeros((self.index.page_size, rows.size), np.int32)
+            self.journal.keep(self, "rows")
+            self.rows = rows
+        self.journal.keep(self, "steps")
+        self.slots[self.steps] = slots
+        self.ids[self.steps] = ids
+        self.steps += 1
+
+    def store(self) -> None:
+        """Write what was noted into the index's tokens; twice does no harm, and nobody sees what was there before."""
+        if self.steps:
+            flat = self.index.tokens.reshape(-1)
+            for first in range(0, self.rows.size, CHUNK):
+                part = (slice(self.steps), slice(first, first + CHUNK))
+                flat[self.slots[part].T.ravel()] = self.ids[part].T.ravel()
+            self.journal.keep(self, "steps")
+            self.steps = 0
 
 
 def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) -> None:
@@ -49,6 +95,7 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
     if moved.size:
         manager.pool.acquire(target[moved])
         manager.journal.put(manager.table.table, (owner[moved], column[moved]), target[moved])
+        manager.journal.put(manager.tail_page, rows, manager.table.last_pages(rows))
         manager.pool.give_back(manager.pool.drop(own[moved]))
     collided = full < first + counts  # a key was taken by other content: the row is indexed no further
     index_at = np.where(collided, NEVER, (full + 1) * manager.page_size)

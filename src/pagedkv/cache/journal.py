@@ -29,7 +29,10 @@ class Journal:
 
     def save(self, array: NDArray[Any], index: Any) -> None:
         """Remember array[index] before it is changed in place."""
-        self._entries.append((setitem, array, index, np.array(array[index])))
+        held = array[index]
+        if isinstance(held, np.ndarray) and held.base is not None:  # a view would change with the array
+            held = held.copy()
+        self._entries.append((setitem, array, index, held))
 
     def put(self, array: NDArray[Any], index: Any, values: ArrayLike) -> None:
         """array[index] = values."""

@@ -17,7 +17,7 @@ from pagedkv.cache.admission import Pending
 from pagedkv.cache.checks import check_sizes, checked_counts, checked_ids, checked_prompt
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import ChainHash, Keys
-from pagedkv.cache.indexing import NEVER, index_pages
+from pagedkv.cache.indexing import CHUNK, NEVER, RecentTokens, index_pages
 from pagedkv.cache.journal import Journal, atomic
 from pagedkv.cache.outcomes import Admitted, Extended, Forked, Never, Sequence, Usage, Wait
 from pagedkv.cache.pool import PagePool
@@ -89,6 +89,8 @@ class KVCacheManager:
         self.index_at = np.full(max_rows, NEVER, np.int32)  # computed tokens from which on the row has a page to index
         self.chain_sum = np.zeros(max_rows, np.uint64)  # hash sum of the row's indexed pages
         self.shares_tail = np.zeros(max_rows, np.bool_)  # the last page is partly filled and not the row's to write
+        self.tail_page = np.zeros(max_rows, np.int32)  # the row's last page
+        self.recent = RecentTokens(self.index, self.journal)
         self._tails_shared = False  # some row's is
         self._unindexed = 0  # commits since pages were indexed last
 
@@ -157,19 +159,21 @@ class KVCacheManager:
         if self.prefix_caching:
             self.journal.keep(self, "_unindexed")
             self._unindexed += 1
-            if not one or self._unindexed * 2 >= self.page_size:
+            if not one or self._unindexed >= self.page_size:
                 self.index_filled()
 
     def index_filled(self) -> None:
         """Index the pages that commits have filled: in one go for several decode steps, before anybody looks."""
+        self.recent.store()
         if not self._unindexed:
             return
         self.journal.keep(self, "_unindexed")
         self._unindexed = 0
         ready = np.flatnonzero(self.table.computed >= self.index_at)
-        if ready.size:
-            index_pages(self, ready, self.table.computed[ready].astype(np.int64) // self.page_size)
-            self.pending.forget_indexed(self.index_at)
+        for first in range(0, ready.size, CHUNK):
+            rows = ready[first : first + CHUNK]
+            index_pages(self, rows, self.table.computed[rows].astype(np.int64) // self.page_size)
+        self.pending.forget_indexed(self.index_at)
 
     @atomic
     def release(self, sequences: Iterable[Sequence]) -> None:
@@ -185,9 +189,11 @@ class KVCacheManager:
         if not at.size:
             return
         self.index_filled()
-        retire_or_free(self.pool, self.index, self.pool.drop(self.table.owned(at)))
+        retire_or_free(self.pool, self.index, self.pool.drop(self.table.owned(at), distinct=at.size == 1))
         self.reservations.close(at)
-        self.journal.put(self.index_at, at, NEVER)
+        closed = int(at[0]) if at.size == 1 else at
+        self.journal.put(self.index_at, closed, NEVER)
+        self.journal.put(self.tail_page, closed, 0)
         self.share_tails(at, False)
         self.table.close(at)
         for row in at.tolist():
@@ -347,13 +353,6 @@ class KVCacheManager:
         parents = self.index.parent.take(pages)
         for root in parents[parents < 0].tolist():
             self.namespaces.let_go(root)
-
-    def store_next(self, slots: NDArray[np.int64], ids: NDArray[np.int32], fresh: NDArray[np.int64]) -> None:
-        """Note the tokens at these slots. Nobody sees what was there, but in slots[fresh]: of pages just handed out."""
-        flat = self.index.tokens.reshape(-1)
-        if fresh.size:
-            self.journal.save(flat, slots[fresh])
-        flat[slots] = ids
 
     def share_tails(self, rows: Rows, shared: bool | NDArray[np.bool_]) -> None:
         """Mark the rows whose last page is partly filled and not theirs alone to write."""

@@ -63,20 +63,25 @@ class PagePool:
         self.journal.put(self.stack, slice(self.free, self.free + pages.size), pages)
         self.free += pages.size
 
-    def acquire(self, pages: Pages) -> None:
-        """Add one owner to each page; a page may occur several times. Cached ones leave the eviction queue."""
+    def acquire(self, pages: Pages, *, distinct: bool = False) -> None:
+        """Add one owner to each page; a page may occur several times, unless all are `distinct`.
+
+        Cached ones leave the eviction queue.
+        """
         if not pages.size:
             return
         held = self.refcount.take(pages)
-        if (held == 0).any():
-            revived = pages[held == 0]
-            self.journal.save(self.queue.position, revived)
-            self.queue.withdraw(revived[self._last_occurrence(revived)])
-        self.journal.replace(self.refcount, pages, held, held)
-        np.add.at(self.refcount, pages, 1)
+        idle = held == 0
+        if idle.any():
+            revived = pages[idle]
+            self.queue.withdraw(revived if distinct else revived[self._last_occurrence(revived)])
+        self.journal.replace(self.refcount, pages, held, held + 1)
+        if not distinct:
+            self.refcount[pages] = held
+            np.add.at(self.refcount, pages, 1)
 
-    def drop(self, pages: Pages) -> Pages:
-        """Take one owner from each page; a page may occur several times.
+    def drop(self, pages: Pages, *, distinct: bool = False) -> Pages:
+        """Take one owner from each page; a page may occur several times, unless all are `distinct`.
 
         Returns:
             The pages that lost their last owner, each once, in the order of their last occurrence.
@@ -86,6 +91,9 @@ class PagePool:
         if not shared.any():  # one owner each, so each occurs once
             self.journal.replace(self.refcount, pages, held, 0)
             return pages
+        if distinct:
+            self.journal.replace(self.refcount, pages, held, held - 1)
+            return pages[~shared]
         self.journal.replace(self.refcount, pages, held, held)
         np.subtract.at(self.refcount, pages, 1)
         orphaned = self.refcount.take(pages) == 0

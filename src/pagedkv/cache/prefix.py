@@ -68,6 +68,13 @@ class PrefixIndex:
             searching = searching[(self.key.take(step) != keys[searching]) & (step != 0)]
         return pages
 
+    def _known(self, key: np.uint64) -> bool:
+        """Is a page indexed under this key?"""
+        page = self.bucket[int(key & self._mask)]
+        while page and self.key[page] != key:
+            page = self.next[page]
+        return bool(page)
+
     def lookup(self, prompt: NDArray[np.int32], root: int) -> tuple[Pages, Keys, Keys]:
         """Cached pages that a prompt may share; at least one of its tokens is left out.
 
@@ -116,7 +123,7 @@ class PrefixIndex:
         Returns:
             Page ids int32 [m], m <= n.
         """
-        if not self.find(keys[:1]).any():
+        if not keys.size or not self._known(keys[0]):
             return NO_PAGES
         pages = self.find(keys)
         above = np.empty_like(pages)

@@ -65,7 +65,7 @@ class Pins:
         free = self._pool.available - promised
         if idle > free:
             return Wait(idle, free)
-        self._pool.acquire(pages)
+        self._pool.acquire(pages, distinct=True)
         self.journal.keep(self, "_next")
         self.journal.entry(self._pages, self._next)
         pinned = Pinned(self._next, int(pages.size) * self._index.page_size)
@@ -85,7 +85,7 @@ class Pins:
         pages = self._pages.pop(pinned.number, None)
         if pages is None:
             return
-        retire_or_free(self._pool, self._index, self._pool.drop(pages[::-1]))
+        retire_or_free(self._pool, self._index, self._pool.drop(pages[::-1], distinct=True))
 
     @property
     def held(self) -> int:

@@ -66,7 +66,7 @@ class PageTable:
         row = int(self._stack[self.free_rows - 1])
         self.journal.keep(self, "free_rows")
         self.journal.entry(self.owners, row)
-        self._save(np.array([row]), pages.size)
+        self._save(row, pages.size)
         self.free_rows -= 1
         self.table[row, : pages.size] = pages
         self.pages[row] = pages.size
@@ -78,29 +78,26 @@ class PageTable:
 
     def close(self, rows: Rows) -> None:
         """Give rows back; their page ids are wiped so that nothing names a page it does not own."""
+        at = int(rows[0]) if rows.size == 1 else rows
         widest = int(self.pages[rows].max(initial=0))
         self.journal.keep(self, "free_rows")
         self.journal.save(self._stack, slice(self.free_rows, self.free_rows + rows.size))
-        self._save(rows, widest)
+        self._save(at, widest)
         for row in rows.tolist():
             self.journal.entry(self.owners, row)
         self._checked = _Checked(b"", rows[:0], rows[:0])
-        if rows.size == 1:
-            self.table[rows[0], :widest] = 0
-        else:
-            self.table[rows, :widest] = 0
-        self.pages[rows] = self.length[rows] = self.computed[rows] = 0
-        self.live[rows] = False
-        self.generation[rows] += 1
+        self.table[at, :widest] = 0
+        self.pages[at] = self.length[at] = self.computed[at] = 0
+        self.live[at] = False
+        self.generation[at] += 1
         for row in rows.tolist():
             del self.owners[row]
         self._stack[self.free_rows : self.free_rows + rows.size] = rows
         self.free_rows += rows.size
 
-    def _save(self, rows: Rows, widest: int) -> None:
+    def _save(self, rows: Rows | int, widest: int) -> None:
         """Remember everything about these rows, whose entries are in the first `widest` columns."""
-        first = (rows[0], slice(widest)) if rows.size == 1 else (rows, slice(widest))
-        self.journal.save(self.table, first)
+        self.journal.save(self.table, (rows, slice(widest)))
         for state in (self.pages, self.length, self.computed, self.live, self.generation):
             self.journal.save(state, rows)
 
@@ -177,6 +174,16 @@ class PageTable:
         group, offset = ragged(counts)
         self.journal.put(self.table, (rows[group], held[group] + offset), pages)
         self.journal.replace(self.pages, rows, held, held + counts)
+
+    def append_page(self, rows: Rows, pages: NDArray[np.int32]) -> None:
+        """Put pages[i] at the end of rows[i]."""
+        held = self.pages.take(rows)
+        self.journal.put(self.table.reshape(-1), rows * self.columns + held, pages)
+        self.journal.replace(self.pages, rows, held, held + 1)
+
+    def last_pages(self, rows: Rows) -> NDArray[np.int32]:
+        """The last page of each row, int32 [n]; 0 for a row without pages."""
+        return self.at(rows, np.maximum(self.pages.take(rows) - 1, 0))
 
     def at(self, rows: Rows, columns: NDArray[np.integer]) -> NDArray[np.int32]:
         """Page ids at (rows[i], columns[i]); a flat `take` is twice as fast as indexing with two arrays."""
