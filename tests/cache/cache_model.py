@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from pagedkv.cache import Never, Wait
+from limits_model import Limits
+from retention_model import DEFAULT, Clock, Key, Page
 
-Key = tuple[Hashable, tuple[int, ...]]
+from pagedkv.cache import Never, Retention, Wait
 
-
-@dataclass(eq=False)
-class Page:
-    """A page and the rows that own it."""
-
-    owners: int = 1
-    key: Key | None = None
+Wishes = tuple[Retention, ...]
 
 
 @dataclass(eq=False)
@@ -36,6 +31,7 @@ class Row:
     entitled: int = 0
     shares: bool = False
     barred: bool = False
+    wishes: Wishes = ()
 
 
 class Model:
@@ -49,6 +45,13 @@ class Model:
         self.index: dict[Key, Page] = {}
         self.rows: dict[int, Row] = {}
         self.pins: dict[int, list[Page]] = {}
+        self.clock = Clock()
+        self.limits = Limits(self)
+
+    @property
+    def order(self) -> list[Page]:
+        """Cached pages in the order of eviction."""
+        return sorted(self.idle, key=lambda page: page.level)
 
     @property
     def available(self) -> int:
@@ -82,7 +85,13 @@ class Model:
         return max(common, default=0) if self.partial else 0
 
     def admit(
-        self, prompt: list[int], namespace: Hashable, reserve: int, headroom: int, share_pending: bool
+        self,
+        prompt: list[int],
+        namespace: Hashable,
+        reserve: int,
+        headroom: int,
+        share_pending: bool,
+        retention: Wishes = (),
     ) -> Row | Wait | Never:
         whole = -(-(len(prompt) + reserve) // self.page_size)
         if whole > self.num_pages:
@@ -92,18 +101,28 @@ class Model:
         matched = self.match(prompt, namespace)
         if share_pending and self._pending(prompt, namespace, len(matched)):
             return Wait(1, 0, on="prefix")
+        if whole > self.limits.ceiling(namespace):
+            return Never(whole, int(self.limits.ceiling(namespace)))
         needed = whole - len(matched) + headroom
-        free = self.available - self.promised - sum(page.owners == 0 for page in matched)
+        idle = sum(page.owners == 0 for page in matched)
+        free = self.available - self.promised - idle
         if needed > free:
             return Wait(needed, max(free, 0))
+        fresh = -(-len(prompt) // self.page_size) - len(matched)
+        refusal = self.limits.refusal({namespace: (fresh + idle, needed - headroom - fresh)}, needed, headroom)
+        if refusal is not None:
+            return refusal
         part = self.part(prompt, namespace, len(matched))
         for page in matched:
             self._own(page)
-        own = self._take(-(-len(prompt) // self.page_size) - len(matched))
+        own = self._take([namespace] * fresh)
+        self.clock.start(bool(retention), self.index.values())
         cached = len(matched) * self.page_size + part
         promise = whole - len(matched) - len(own)
         full, entitled = len(prompt) // self.page_size, whole if promise else 0
-        return Row(namespace, prompt, matched + own, cached, len(matched), promise, full, entitled)
+        return Row(
+            namespace, prompt, matched + own, cached, len(matched), promise, full, entitled, wishes=tuple(retention)
+        )
 
     def extend(self, numbers: list[int], tokens: list[list[int]]) -> Wait | Never | None:
         rows = [self.rows[number] for number in numbers]
@@ -114,21 +133,38 @@ class Model:
         largest = max((len(row.pages) + more for row, more in zip(rows, need, strict=True)), default=0)
         if largest > self.num_pages:
             return Never(largest, self.num_pages)
+        for row, more in zip(rows, need, strict=True):
+            if more and len(row.pages) + more > self.limits.ceiling(row.namespace):
+                return Never(len(row.pages) + more, int(self.limits.ceiling(row.namespace)))
         copying = self._copying(rows, tokens)
         drawn = [more + (number in copying) for number, more in enumerate(need)]
         unpromised = sum(max(more - row.promise, 0) for row, more in zip(rows, drawn, strict=True))
         if unpromised > self.available - self.promised:
             return Wait(unpromised, self.available - self.promised)
-        fresh = self._take(sum(drawn))
+        demands: dict[Hashable, tuple[int, int]] = {}
+        for row, more in zip(rows, drawn, strict=True):
+            if more:
+                taken, promised = demands.get(row.namespace, (0, 0))
+                demands[row.namespace] = (taken + more, promised - min(row.promise, more))
+        refusal = self.limits.refusal(demands, unpromised)
+        if refusal is not None:
+            return refusal
+        takers = [rows[n] for n in copying] + [row for row, more in zip(rows, need, strict=True) for _ in range(more)]
+        fresh = self._take([row.namespace for row in takers])[::-1]
+        copies = [(number, fresh.pop()) for number in copying]
         for number, (row, new) in enumerate(zip(rows, tokens, strict=True)):
             row.promise -= min(row.promise, drawn[number])
             row.tokens = row.tokens + new
             row.pages += [fresh.pop() for _ in range(need[number])]
         for number in copying:
+            self.clock.claim(rows[number], self.page_size)
+        shared = []
+        for number, copy in copies:
             old = rows[number].pages
             at = (len(rows[number].tokens) - len(tokens[number])) // self.page_size
-            old[at], shared = fresh.pop(), old[at]
-            self._drop(shared)
+            shared.append(old[at])
+            old[at] = copy
+        self._drop_all(shared)
         written = [row for row, new in zip(rows, tokens, strict=True) if new and row.shares]
         for row in written:
             row.shares = False
@@ -160,6 +196,9 @@ class Model:
             needed += 1
         if needed > self.available - self.promised:
             return Wait(needed, self.available - self.promised)
+        refusal = self.limits.refusal({row.namespace: (0, needed)}, needed)
+        if refusal is not None:
+            return refusal
         new = [
             replace(row, pages=list(row.pages), promise=0, full_prompt_pages=0, entitled=entitled, shares=partial)
             for _ in range(branches)
@@ -174,28 +213,33 @@ class Model:
         pairs = [(number, parent) for number, parent in zip(numbers, parents, strict=True) if number != parent]
         old = {number: self.rows[number].pages for number, _ in pairs}
         new = {number: self.rows[parent] for number, parent in pairs}
-        states = {n: (r.namespace, r.tokens, list(r.pages), r.computed, r.indexed, r.barred) for n, r in new.items()}
+        states = {
+            n: (r.namespace, r.tokens, list(r.pages), r.computed, r.indexed, r.barred, r.wishes) for n, r in new.items()
+        }
         for state in states.values():
             for page in state[2]:
                 self._own(page)
+        for number in states:
+            self.clock.claim(self.rows[number], self.page_size)
         for number, state in states.items():
             row = self.rows[number]
-            row.namespace, row.tokens, row.pages, row.computed, row.indexed, row.barred = state
+            row.namespace, row.tokens, row.pages, row.computed, row.indexed, row.barred, row.wishes = state
             row.full_prompt_pages = 0
-        for pages in old.values():
-            for page in reversed(pages):
-                self._drop(page)
+        self._drop_all([page for pages in old.values() for page in reversed(pages)])
         self._mark_and_settle(sorted({n for pair in pairs for n in pair}))
 
     def trim(self, numbers: list[int], lengths: list[int]) -> None:
+        dropped = []
         for number, length in zip(numbers, lengths, strict=True):
             row = self.rows[number]
+            self.clock.claim(row, self.page_size)
             row.tokens = row.tokens[:length]
             row.computed = min(row.computed, length)
             row.indexed = min(row.indexed, length // self.page_size)
             row.full_prompt_pages = min(row.full_prompt_pages, length // self.page_size)
             while len(row.pages) > -(-length // self.page_size):
-                self._drop(row.pages.pop())
+                dropped.append(row.pages.pop())
+        self._drop_all(dropped)
         self._mark_and_settle(numbers)
 
     def reset(self, names: list[Hashable]) -> tuple[int, int]:
@@ -220,13 +264,24 @@ class Model:
         idle = sum(page.owners == 0 for page in pages)
         if idle > self.available - self.promised:
             return Wait(idle, self.available - self.promised)
+        refusal = self.limits.refusal({namespace: (idle, 0)}, idle)
+        if refusal is not None:
+            return refusal
         for page in pages:
             self._own(page)
         return pages
 
     def unpin(self, number: int) -> None:
-        for page in reversed(self.pins.pop(number, [])):
-            self._drop(page)
+        self._drop_all(self.pins.pop(number, [])[::-1])
+
+    def tick(self, now: float) -> int:
+        self.clock.now = max(now, self.clock.now)
+        over = [page for page in self.order if page.level > DEFAULT and page.end <= self.clock.now]
+        for page in over:
+            self.idle.remove(page)
+            page.level = DEFAULT
+            self.idle.append(page)
+        return len(over)
 
     def pinned_alone(self) -> list[Page]:
         """Pages that pins own and nobody else."""
@@ -245,11 +300,11 @@ class Model:
         goals = [max(row.entitled - len(row.pages), 0) + row.shares if row.entitled else 0 for row in rows]
         for row, goal in zip(rows, goals, strict=True):
             row.promise = min(row.promise, goal)
-        room = max(self.available - self.promised - sum(row.promise for row in extra or []), 0)
+        unlisted = extra or []  # rows that are not in self.rows yet
         for row, goal in zip(rows, goals, strict=True):
-            given = min(goal - row.promise, room)
-            row.promise += given
-            room -= given
+            promised = self.promised + sum(row.promise for row in unlisted)
+            room = max(min(self.available - promised, self.limits.promisable(row.namespace, unlisted)), 0)
+            row.promise += min(goal - row.promise, room)
 
     def commit(self, numbers: list[int], counts: list[int]) -> None:
         for number, count in zip(numbers, counts, strict=True):
@@ -268,16 +323,35 @@ class Model:
                 row.indexed += 1
 
     def release(self, numbers: list[int]) -> None:
+        if self.partial:
+            for row in [self.rows[number] for number in numbers]:
+                self._index_end(row)
         for number in numbers:
-            for page in reversed(self.rows.pop(number).pages):
-                self._drop(page)
+            self.clock.claim(self.rows[number], self.page_size)
+        self._drop_all([page for number in numbers for page in reversed(self.rows.pop(number).pages)])
 
-    def _drop(self, page: Page) -> None:
-        page.owners -= 1
-        if page.owners == 0 and page.key is None:
-            self.free += 1
-        elif page.owners == 0:
-            self.idle.append(page)
+    def _index_end(self, row: Row) -> None:
+        """The last page, though not full, may serve other prompts: -1 stands where it has no token."""
+        full, filled = divmod(row.computed, self.page_size)
+        if filled and not row.barred and row.indexed == full:
+            page = row.pages[full]
+            key = (row.namespace, tuple(row.tokens[: row.computed] + [-1] * (self.page_size - filled)))
+            if page.owners == 1 and page.key is None and key not in self.index:
+                page.key, self.index[key] = key, page
+
+    def _drop_all(self, pages: list[Page]) -> None:
+        """Each loses an owner, in this order; a page that occurs several times counts where it occurs last."""
+        for page in pages:
+            page.owners -= 1
+        for at, page in enumerate(pages):
+            if page.owners or page in pages[at + 1 :]:
+                continue
+            if page.key is None:
+                self.free += 1
+            else:
+                page.level = self.clock.level(page)
+                self.idle.append(page)
+        self.limits.keep_ceilings()
 
     def _pending(self, prompt: list[int], namespace: Hashable, matched: int) -> bool:
         end = (matched + 1) * self.page_size
@@ -298,11 +372,15 @@ class Model:
             self.idle.remove(page)
         page.owners += 1
 
-    def _take(self, count: int) -> list[Page]:
-        while self.free < count:
-            oldest = self.idle.pop(0)
-            assert oldest.key is not None
-            del self.index[oldest.key]
-            self.free += 1
-        self.free -= count
-        return [Page() for _ in range(count)]
+    def _take(self, names: list[Hashable]) -> list[Page]:
+        """A page for each of these namespaces."""
+        for page in self.limits.victims(len(names) - self.free, names):
+            self.evict(page)
+        self.free -= len(names)
+        return [Page(name) for name in names]
+
+    def evict(self, page: Page) -> None:
+        self.idle.remove(page)
+        assert page.key is not None
+        del self.index[page.key]
+        self.free += 1

@@ -110,14 +110,14 @@ def state_of(manager: Any) -> Any:
     return state
 
 
-UNSEEN = ("hasher", "_unused", "journal", "_checked", "_index", "_pool", "recent")
+UNSEEN = ("hasher", "_unused", "journal", "_checked", "_index", "_pool", "_accounts", "recent")
 
 
 def snapshot(thing: Any) -> Any:
     """Everything a manager knows, as values that can be compared.
 
-    Left out: the hasher, whose table of salts only grows, the numbers of roots that wait for another name, the journal,
-    the rows that were checked last, and how many decode steps' tokens wait to be noted. Pages that wait to be indexed are indexed first.
+    Left out: the hasher, whose salts only grow; numbers of roots that wait for another name; the journal; the rows that
+    were checked last; how many decode steps' tokens wait to be noted. Pages that wait to be indexed are indexed first.
     """
     if isinstance(thing, KVCacheManager):
         thing.index_filled()

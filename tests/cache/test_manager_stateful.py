@@ -23,10 +23,11 @@ from pagedkv.cache import (
     KVCacheManager,
     Pinned,
     ResetResult,
+    Retention,
     Sequence,
     audit,
 )
-from pagedkv.errors import InvalidRequestError, StaleSequenceError
+from pagedkv.errors import ConfigError, InvalidRequestError, StaleSequenceError
 
 MAX_ROWS, MAX_SEQ_LEN = 5, 20
 NAMESPACES: list[Hashable] = [None, "salt", ("adapter", 1)]
@@ -36,6 +37,17 @@ LONG = settings(max_examples=3000, stateful_step_count=80, deadline=None, suppre
 token_lists = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=9)
 picks = st.lists(st.integers(0, MAX_ROWS - 1), min_size=1, max_size=MAX_ROWS)
 counts = st.lists(st.integers(0, 6), min_size=MAX_ROWS, max_size=MAX_ROWS)
+retentions = st.lists(
+    st.builds(
+        lambda start, size, priority, ttl: Retention(start, start + size if size else None, priority, ttl),
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.sampled_from([0, 10, 35, 60, 100]),
+        st.none() | st.integers(1, 9),
+    ),
+    min_size=1,
+    max_size=2,
+).map(tuple)
 
 
 class Machine(RuleBasedStateMachine):
@@ -59,6 +71,7 @@ class Machine(RuleBasedStateMachine):
         )
         self.store = np.zeros((num_pages + 1, page_size), np.int64)  # what the pages' keys and values would be
         self.watched = True
+        self.now = 0
         self.live: dict[int, Sequence] = {}
         self.tokens: dict[int, list[int]] = {}
         self.names: dict[int, Hashable] = {}
@@ -82,6 +95,8 @@ class Machine(RuleBasedStateMachine):
     def on_reset(self, answer: ResetResult, names: list[Hashable]) -> None: ...
     def on_pin(self, answer: Any, tokens: list[int], name: Hashable) -> None: ...
     def on_unpin(self, handle: Pinned) -> None: ...
+    def on_tick(self, demoted: int, now: float) -> None: ...
+    def on_limits(self, name: Hashable, floor: int, ceiling: int | None) -> None: ...
 
     @rule(
         fresh=token_lists,
@@ -91,6 +106,7 @@ class Machine(RuleBasedStateMachine):
         reserve=st.just(0) | st.integers(0, 8),
         headroom=st.just(0) | st.integers(0, 2),
         share_pending=st.booleans(),
+        retention=st.just(()) | retentions,
     )
     def admit(self, fresh: list[int], earlier: int | None, keep: int, **options: Any) -> None:
         prompt = fresh
@@ -261,6 +277,28 @@ class Machine(RuleBasedStateMachine):
         self.manager.unpin(handle)
         self.on_unpin(handle)
 
+    @rule(jump=st.sampled_from([-3, 0, 1, 2, 10]))
+    def tick(self, jump: int) -> None:
+        """Clocks may also go back."""
+        self.now += jump
+        self.on_tick(self.manager.tick(self.now), self.now)
+
+    @rule(
+        name=st.sampled_from(NAMESPACES), floor=st.integers(0, 4), more=st.none() | st.integers(0, 6), off=st.booleans()
+    )
+    def set_limits(self, name: Hashable, floor: int, more: int | None, off: bool) -> None:
+        floor, ceiling = (0, None) if off else (floor, None if more is None else max(floor + more, 1))
+        before = snapshot(self.manager)
+        floors = sum(limit.floor for limit in self.manager.tenants.limits.values())
+        others = floors - self.manager.namespace_usage(name).floor
+        if others + floor > self.manager.num_pages:
+            with pytest.raises(ConfigError, match="exceeds"):
+                self.manager.set_limits(name, floor=floor, ceiling=ceiling)
+            assert snapshot(self.manager) == before
+            return
+        self.manager.set_limits(name, floor=floor, ceiling=ceiling)
+        self.on_limits(name, floor, ceiling)
+
     @rule(row=st.integers(-1, MAX_ROWS), twice=st.booleans())
     def wrong_rows(self, row: int, twice: bool) -> None:
         if row in self.live and not twice:
@@ -385,6 +423,12 @@ class ExactMachine(Machine):
     def on_unpin(self, handle: Pinned) -> None:
         self.model.unpin(handle.number)
 
+    def on_tick(self, demoted: int, now: float) -> None:
+        assert demoted == self.model.tick(now)
+
+    def on_limits(self, name: Hashable, floor: int, ceiling: int | None) -> None:
+        self.model.limits.set(name, floor, ceiling)
+
     def agrees_with_the_model(self) -> None:
         self.the_same_pages_are_resident_in_the_same_order()
         self.the_same_rows_hold_the_same_pages()
@@ -396,7 +440,7 @@ class ExactMachine(Machine):
         chains = {page: (names[root], tokens) for page, (root, tokens) in resident(self.manager).items()}
         assert sorted(chains.values(), key=repr) == sorted(self.model.index, key=repr)
         queued = self.manager.pool.queue.queued().tolist()
-        assert [chains[page] for page in queued] == [page.key for page in self.model.idle]
+        assert [chains[page] for page in queued] == [page.key for page in self.model.order]
 
     def the_same_rows_hold_the_same_pages(self) -> None:
         assert sorted(self.live) == sorted(self.model.rows)
@@ -421,6 +465,11 @@ class ExactMachine(Machine):
             for column, page in enumerate(row.pages):
                 seen = min(model.page_size, len(row.tokens) - column * model.page_size)
                 filled[id(page)] = max(filled.get(id(page), 0), seen)
+        for name in NAMESPACES:
+            of = self.manager.namespace_usage(name)
+            assert (of.used, of.promised) == (model.limits.used(name), model.limits.promised(name))
+            assert of.cached == sum(page.namespace == name for page in model.idle)
+            assert (of.floor, of.ceiling) == model.limits.of.get(name, (0, None))
         alone = len(model.pinned_alone())
         assert usage.tokens == sum(filled.values()) + alone * model.page_size
         assert usage.owned == sum(len(row.pages) for row in model.rows.values()) + alone
@@ -439,6 +488,12 @@ class CollidingMachine(Machine):
     hasher = NarrowHash(bits=2)
 
 
+def some_retention(rng: random.Random) -> tuple[Retention, ...]:
+    start = rng.randint(0, 9)
+    end = rng.choice([None, start + rng.randint(1, 9)])
+    return (Retention(start, end, rng.choice([0, 10, 60, 100]), rng.choice([None, 1, 5])),)
+
+
 def walk(machine: Machine, seed: int, steps: int) -> Machine:
     """Far more steps than hypothesis takes in one example: queues wrap, rows and roots are reused many times."""
     rng = random.Random(seed)
@@ -449,6 +504,7 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
     def tokens() -> list[int]:
         return rng.choices([1, 2], k=rng.randint(1, 9))
 
+    limited = rng.random() < 0.5
     machine.start(**{"num_pages": rng.randint(4, 20), "page_size": rng.randint(1, 4)} | machine.more_settings(rng))
     for _ in range(steps):
         machine.watch(rng.random() < 0.6)
@@ -464,6 +520,7 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
                 reserve=rng.choice([0, 0, 0, rng.randint(1, 6)]),
                 headroom=rng.choice([0, 0, 0, 1]),
                 share_pending=rng.random() < 0.2,
+                retention=some_retention(rng) if rng.random() < 0.2 else (),
             )
         elif verb == "release" and machine.handles:
             machine.release(numbers(MAX_ROWS, rng.randint(1, 3)))
@@ -473,6 +530,12 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
         elif machine.live and verb == "commit":
             machine.commit(numbers(MAX_ROWS - 1, rng.randint(1, 5)), numbers(6, MAX_ROWS), rng.random() < 0.7)
         elif machine.seen and verb == "keep":
+            machine.tick(rng.choice([-3, 0, 1, 10]))
+            if limited and rng.random() < 0.3:
+                machine.set_limits(
+                    rng.choice(NAMESPACES), rng.randint(0, 4), rng.choice([None, 0, 3, 6]), rng.random() < 0.3
+                )
+                machine.verify()
             if rng.random() < 0.1:
                 machine.reset(rng.choice([EVERY_NAMESPACE, *NAMESPACES]))
                 machine.verify()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pagedkv.cache.eviction import Pages
 from pagedkv.cache.journal import Journal
 from pagedkv.cache.pool import PagePool
 
@@ -17,12 +18,19 @@ def ids(*pages: int) -> NDArray[np.int32]:
     return np.array(pages, np.int32)
 
 
+def evicted(pool: PagePool, count: int) -> Pages:
+    """Take the pages that are evicted first out of the queue."""
+    pages = pool.queue.oldest(count)
+    pool.uncache(pages)
+    return pages
+
+
 def retired(*order: int) -> PagePool:
     """A pool of 4 pages of which these are cached, the first oldest, and all others owned once."""
     pool = PagePool(4, Journal())
     pool.take(4)
     pool.drop(ids(*order))
-    pool.queue.push(ids(*order))
+    pool.retire(ids(*order))
     return pool
 
 
@@ -40,7 +48,7 @@ def test_a_page_has_one_owner_when_it_is_handed_out() -> None:
 def test_taking_no_page_changes_nothing() -> None:
     pool = PagePool(4, Journal())
     assert pool.take(0).size == 0
-    assert pool.queue.oldest(0).size == 0
+    assert evicted(pool, 0).size == 0
     assert pool.free == 4
 
 
@@ -77,8 +85,8 @@ def test_drop_names_a_page_once_even_if_two_owners_go_together() -> None:
 def test_cached_pages_leave_in_the_order_in_which_they_came() -> None:
     pool = retired(3, 1, 2)
     assert pool.cached == 3
-    assert pool.queue.oldest(2).tolist() == [3, 1]
-    assert pool.queue.oldest(1).tolist() == [2]
+    assert evicted(pool, 2).tolist() == [3, 1]
+    assert evicted(pool, 1).tolist() == [2]
     assert pool.cached == 0
 
 
@@ -92,7 +100,7 @@ def test_a_cached_page_that_is_used_again_is_not_evictable() -> None:
 def test_a_page_that_was_used_again_is_the_youngest_when_it_is_retired() -> None:
     pool = retired(3, 1, 2)
     pool.acquire(ids(3))
-    pool.queue.push(pool.drop(ids(3)))
+    pool.retire(pool.drop(ids(3)))
     assert pool.queue.queued().tolist() == [1, 2, 3]
 
 
@@ -108,16 +116,16 @@ def test_the_queue_never_outgrows_its_array() -> None:
     for turn in range(200):
         page = ids(1 + turn % 3)
         pool.acquire(page)
-        pool.queue.push(pool.drop(page))
+        pool.retire(pool.drop(page))
     assert pool.queue.queued().tolist() == [4, 3, 1, 2], "turns end with 197 -> 3, 198 -> 1, 199 -> 2"
 
 
 def test_a_long_run_of_stale_entries_is_skipped() -> None:
     pool = PagePool(300, Journal())
     pages = pool.take(300)
-    pool.queue.push(pool.drop(pages))
+    pool.retire(pool.drop(pages))
     pool.acquire(pages[:299])
-    assert pool.queue.oldest(1).tolist() == pages[299:].tolist()
+    assert evicted(pool, 1).tolist() == pages[299:].tolist()
 
 
 verbs = st.sampled_from(["takes", "drops", "hits", "evicts"])
@@ -134,7 +142,7 @@ def test_states_and_order_are_those_of_an_ordered_dictionary(num_pages: int, ste
             used[page], free = 1, free - 1
         elif verb == "drops" and used:
             page = sorted(used)[which % len(used)]
-            pool.queue.push(pool.drop(ids(page)))
+            pool.retire(pool.drop(ids(page)))
             used[page] -= 1
             if not used[page]:
                 del used[page]
@@ -145,7 +153,7 @@ def test_states_and_order_are_those_of_an_ordered_dictionary(num_pages: int, ste
             idle.pop(page, None)
             used[page] = used.get(page, 0) + 1
         elif verb == "evicts" and idle:
-            pool.give_back(pool.queue.oldest(1))
+            pool.give_back(evicted(pool, 1))
             idle.popitem(last=False)
             free += 1
         assert pool.queue.queued().tolist() == list(idle)

@@ -7,8 +7,10 @@ from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.interop import BlockTable, PagesCSR, block_table, check_csr, check_page_size, csr, slot_mapping
 from pagedkv.cache.manager import KVCacheManager
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, CacheManager, Extended, Forked, Never, Sequence, Usage, Wait
-from pagedkv.cache.retention import EVERY_NAMESPACE, Pinned, ResetResult
+from pagedkv.cache.pins import EVERY_NAMESPACE, Pinned, ResetResult
+from pagedkv.cache.retention import Retention
 from pagedkv.cache.table import PageTable
+from pagedkv.cache.tenants import NamespaceUsage
 
 __all__ = [
     "EVERY_NAMESPACE",
@@ -23,11 +25,13 @@ __all__ = [
     "Fragmentation",
     "GrowingContiguousManager",
     "KVCacheManager",
+    "NamespaceUsage",
     "Never",
     "PageTable",
     "PagesCSR",
     "Pinned",
     "ResetResult",
+    "Retention",
     "Sequence",
     "Usage",
     "Wait",

@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.budget import pages_for_tokens
+from pagedkv.cache import supply
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import Keys
 from pagedkv.cache.journal import Journal
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, Never, Sequence, Wait
 from pagedkv.cache.prefix import NO_KEYS
+from pagedkv.cache.retention import Retention
+from pagedkv.cache.tenants import Demand
 
 if TYPE_CHECKING:
     from pagedkv.cache.manager import KVCacheManager
@@ -64,6 +67,7 @@ def admit(
     headroom: int,
     owner: str,
     share_pending: bool,
+    retention: tuple[Retention, ...],
 ) -> Admitted | Wait | Never:
     """`KVCacheManager.admit` for a checked prompt."""
     whole = pages_for_tokens(prompt.size + reserve, manager.page_size)
@@ -73,23 +77,27 @@ def admit(
         return Wait(1, 0, on="rows")
     root = manager.namespaces.hold(namespace)
     matched, keys, sums = manager.find_cached(prompt, root)
-    refusal = _refusal(manager, prompt.size, whole, matched, headroom, keys if share_pending else NO_KEYS)
+    refusal = _refusal(manager, prompt.size, root, whole, matched, headroom, keys if share_pending else NO_KEYS)
     if refusal is not None:
         manager.namespaces.let_go(root)
         return refusal
-    return _open(manager, prompt, root, matched, keys, sums, whole, owner)
+    answer = _open(manager, prompt, root, matched, keys, sums, whole, owner)
+    manager.retentions.ask(answer.sequence.row, retention, manager.index.indexed)
+    return answer
 
 
 def _refusal(
-    manager: KVCacheManager, length: int, whole: int, matched: Pages, headroom: int, keys: Keys
-) -> Wait | None:
+    manager: KVCacheManager, length: int, root: int, whole: int, matched: Pages, headroom: int, keys: Keys
+) -> Wait | Never | None:
     """Why a prompt of `length` tokens that needs `whole` pages in all cannot be admitted now."""
     if manager.pending.covers(keys, matched.size, length):
         return Wait(1, 0, on="prefix")
-    needed = whole - matched.size + headroom
+    ceiling = manager.tenants.ceiling(-root)
+    if ceiling is not None and whole > ceiling:
+        return Never(whole, ceiling)
     idle = int(np.count_nonzero(manager.pool.refcount.take(matched) == 0))  # would be pinned, so not available
-    free = manager.pool.available - manager.reservations.promised - idle
-    return Wait(needed, max(free, 0)) if needed > free else None
+    own = pages_for_tokens(length, manager.page_size) - matched.size
+    return supply.refusal(manager, -root, Demand(own, idle, whole - matched.size - own), headroom)
 
 
 def _open(
@@ -107,7 +115,7 @@ def _open(
     shared = matched.size * size
     source, part = manager.find_part(prompt, matched, root)
     manager.pool.acquire(matched, distinct=True)
-    own = manager.take(pages_for_tokens(prompt.size, size) - matched.size)
+    own = supply.take(manager, pages_for_tokens(prompt.size, size) - matched.size, -root)
     pages = np.concatenate((matched, own)) if matched.size else own
     row = manager.table.open(pages, prompt.size, shared + part, owner)
     put(manager.root, row, root)

@@ -7,11 +7,13 @@ and then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.cache.eviction import DEFAULT_LEVEL
 from pagedkv.cache.manager import KVCacheManager
 from pagedkv.errors import AuditError
 
@@ -36,6 +38,8 @@ def audit(manager: KVCacheManager) -> list[str]:
         *_reservations(manager),
         *_tails(manager),
         *_names(manager),
+        *_accounts(manager),
+        *_priorities(manager),
     ]
 
 
@@ -243,6 +247,8 @@ def _tails(manager: KVCacheManager) -> Iterator[str]:
 def _names(manager: KVCacheManager) -> Iterator[str]:
     """Names are kept for as long as something uses them."""
     users: dict[int, int] = {}
+    for root in [*manager.pins.roots.values(), *(-account for account in manager.tenants.limits)]:
+        users[root] = users.get(root, 0) + 1
     for row in _live(manager):
         users[int(manager.root[row])] = users.get(int(manager.root[row]), 0) + 1
     for page in np.flatnonzero(manager.index.indexed).tolist():
@@ -251,3 +257,43 @@ def _names(manager: KVCacheManager) -> Iterator[str]:
             users[parent] = users.get(parent, 0) + 1
     if users != manager.namespaces.users():
         yield f"namespaces have users {manager.namespaces.users()}, counted {users}"
+
+
+def _accounts(manager: KVCacheManager) -> Iterator[str]:
+    """Pages are charged to the namespace that uses them, the counts are right, and caching exceeds no ceiling."""
+    accounts, queue = manager.pool.accounts, _queue(manager)
+    for row in _live(manager):
+        for page in _pages_of(manager, row):
+            if _exists(manager, page) and accounts.of[page] != -manager.root[row]:
+                yield f"page {page} of row {row} is charged to {accounts.of[page]}, the row's is {-manager.root[row]}"
+    if not accounts.counting:
+        return
+    size = accounts.used.size
+    for kind, pages, counted in (
+        ("used", np.flatnonzero(manager.pool.refcount).tolist(), accounts.used.tolist()),
+        ("cached", queue, accounts.cached.tolist()),
+    ):
+        found = np.bincount(accounts.of[pages], minlength=size).tolist()
+        if found != counted:
+            yield f"accounts have {found} {kind} pages, counted as {counted}"
+    for account, limit in manager.tenants.limits.items():
+        used, cached = (int(pages[account]) if account < size else 0 for pages in (accounts.used, accounts.cached))
+        if limit.ceiling is not None and cached and used + cached > limit.ceiling:
+            yield f"{limit.name!r} has {used} used and {cached} cached pages; its ceiling is {limit.ceiling}"
+
+
+def _priorities(manager: KVCacheManager) -> Iterator[str]:
+    """A page ranks at least as a cached one that continues it, which stands in the queue where its priority says."""
+    retentions = manager.retentions
+    if not retentions.active:
+        return
+    for page in _queue(manager):
+        priority, end = int(retentions.priority[page]), float(retentions.ends[page])
+        level = int(manager.pool.queue.level[page])
+        if level > priority or (end > retentions.now and level != priority):
+            yield f"page {page} of priority {priority} is cached at level {level}"
+        if end <= retentions.now:
+            priority, end = min(priority, DEFAULT_LEVEL), -math.inf
+        parent = int(manager.index.parent[page])
+        if parent > 0 and (retentions.priority[parent] < priority or retentions.ends[parent] < end):
+            yield f"page {parent} of priority {retentions.priority[parent]} ranks below page {page}, which continues it"

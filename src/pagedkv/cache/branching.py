@@ -21,12 +21,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.budget import pages_for_tokens
+from pagedkv.cache import supply
 from pagedkv.cache.checks import check_whole, checked_counts
 from pagedkv.cache.indexing import NEVER
 from pagedkv.cache.outcomes import Forked, Sequence, Wait
 from pagedkv.cache.ragged import ragged
-from pagedkv.cache.retention import retire_or_free
 from pagedkv.cache.table import Rows
+from pagedkv.cache.tenants import Demand
 from pagedkv.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ def fork(manager: KVCacheManager, row: int, branches: int, reserve: int) -> Fork
     entitled = pages_for_tokens(length + reserve, manager.page_size) if reserve else 0
     needed = branches * (entitled - pages + partial) if reserve else 0
     needed += int(partial and manager.reservations.entitled[row] > 0 and not manager.shares_tail[row])
-    free = manager.pool.available - manager.reservations.promised
-    if needed > free:
-        return Wait(needed, free)
+    refusal = supply.refusal(manager, -int(manager.root[row]), Demand(promised=needed))
+    if refusal is not None:
+        return refusal
     held = manager.table.table[row, :pages].copy()
     computed, owner = int(manager.table.computed[row]), manager.table.owners[row]
     manager.pool.acquire(np.tile(held, branches))
@@ -62,7 +63,7 @@ def fork(manager: KVCacheManager, row: int, branches: int, reserve: int) -> Fork
     _take_after(manager, rows, np.full(branches, row, np.int64))
     manager.reservations.entitle(rows, entitled)
     manager.share_tails(np.append(rows, row), partial)
-    settle(manager, np.append(rows, row))
+    supply.settle(manager, np.append(rows, row))
     return Forked(tuple(Sequence(int(new), int(manager.table.generation[new])) for new in rows))
 
 
@@ -79,6 +80,7 @@ def reorder(manager: KVCacheManager, rows: ArrayLike, parents: ArrayLike) -> Non
     if not at.size:
         return
     table = manager.table
+    manager.retentions.claim(table, at, manager.index.indexed)
     old, old_roots = table.owned(at), manager.root[at].tolist()
     entries, pages = table.table[above], table.pages[above]
     length, computed = table.length[above], table.computed[above]
@@ -90,13 +92,13 @@ def reorder(manager: KVCacheManager, rows: ArrayLike, parents: ArrayLike) -> Non
     put(table.table, at, entries)
     for state, values in ((table.pages, pages), (table.length, length), (table.computed, computed)):
         put(state, at, values)
-    retire_or_free(manager.pool, manager.index, manager.pool.drop(old))
+    supply.retire(manager, manager.pool.drop(old))
     for root, row in zip(old_roots, at.tolist(), strict=True):
         manager.namespaces.let_go(root)
         manager.pending.shorten(row, manager.index_at)
     both = np.union1d(at, above)
     mark_tails(manager, both)
-    settle(manager, both)
+    supply.settle(manager, both)
 
 
 def trim(manager: KVCacheManager, rows: ArrayLike, lengths: ArrayLike) -> None:
@@ -110,6 +112,7 @@ def trim(manager: KVCacheManager, rows: ArrayLike, lengths: ArrayLike) -> None:
         raise InvalidRequestError(
             f"row {row} cannot keep {asked} tokens; it has {table.length[row]}, and keeps at least 1"
         )
+    manager.retentions.claim(table, at, manager.index.indexed)
     _forget_indexed(manager, at, keep // size)
     before = table.pages[at].astype(np.int64)
     after = -(-keep // size)
@@ -122,11 +125,11 @@ def trim(manager: KVCacheManager, rows: ArrayLike, lengths: ArrayLike) -> None:
     put(table.length, at, keep)
     put(table.computed, at, np.minimum(table.computed[at], keep))
     put(manager.tail_page, at, table.last_pages(at))
-    retire_or_free(manager.pool, manager.index, manager.pool.drop(dropped))
+    supply.retire(manager, manager.pool.drop(dropped))
     for row in at.tolist():
         manager.pending.shorten(row, manager.index_at, int(table.length[row]) // size)
     mark_tails(manager, at)
-    settle(manager, at)
+    supply.settle(manager, at)
 
 
 def writers_that_copy(
@@ -146,12 +149,13 @@ def copy_tails(
     manager: KVCacheManager, rows: Rows, before: NDArray[np.int64], fresh: NDArray[np.int32]
 ) -> NDArray[np.int32]:
     """Give rows[i] the page fresh[i] instead of its shared last one; returns int32 [rows, 2], (source, target)."""
+    manager.retentions.claim(manager.table, rows, manager.index.indexed)
     column = before // manager.page_size
     source = manager.table.at(rows, column)
     manager.journal.put(manager.index.tokens, fresh, manager.index.tokens[source])
     manager.journal.put(manager.table.table, (rows, column), fresh)
     manager.journal.put(manager.tail_page, rows, manager.table.last_pages(rows))
-    retire_or_free(manager.pool, manager.index, manager.pool.drop(source))
+    supply.retire(manager, manager.pool.drop(source))
     return np.stack((source, fresh), axis=1)
 
 
@@ -161,11 +165,6 @@ def mark_tails(manager: KVCacheManager, rows: Rows) -> None:
     tail = manager.tail_page[rows]
     common = (manager.pool.refcount[tail] > 1) | manager.index.indexed[tail]
     manager.share_tails(rows, common & (length % manager.page_size > 0))
-
-
-def settle(manager: KVCacheManager, rows: Rows) -> None:
-    """Adjust the promises of these rows to the pages they hold and the copies they may need."""
-    manager.reservations.settle(rows, manager.table.pages[rows], manager.shares_tail[rows], manager.pool.available)
 
 
 def tokens_held(manager: KVCacheManager) -> int:
@@ -182,6 +181,7 @@ def _take_after(manager: KVCacheManager, rows: Rows, parents: Rows) -> None:
     """Let rows[i] stand in the index where parents[i] stands."""
     for state in (manager.root, manager.indexed, manager.index_at, manager.chain_sum, manager.tail_page):
         manager.journal.put(state, rows, state[parents])
+    manager.retentions.take_after(rows.tolist(), parents.tolist())
 
 
 def _check_computed(manager: KVCacheManager, rows: Rows) -> None:

@@ -69,7 +69,7 @@ class EvictionQueue:
         self.cached += pages.size
 
     def oldest(self, count: int) -> Pages:
-        """Take the `count` pages that are evicted first out of the queue; so many must be cached."""
+        """The `count` pages that are evicted first; so many must be cached. They are to be withdrawn next."""
         chunks: list[Pages] = []
         missing = count
         for level, line in self._in_order():
@@ -80,9 +80,7 @@ class EvictionQueue:
                 chunks.append(line.entries[valid])
                 missing -= valid.size
                 line.head = end if missing else int(valid[-1]) + 1
-        pages = np.concatenate(chunks) if chunks else np.zeros(0, np.int32)
-        self.withdraw(pages)
-        return pages
+        return np.concatenate(chunks) if chunks else np.zeros(0, np.int32)
 
     def withdraw(self, pages: Pages) -> None:
         """Take these cached pages, all different, out of the queue wherever they are in it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.cache import branching
+from pagedkv.cache import branching, supply
 from pagedkv.cache.checks import check_lengths, check_token_count
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.outcomes import NO_COPIES, Extended, Never, Wait
@@ -38,14 +38,14 @@ def extend(
         refusal = _shortage(manager, rows, need, drawn)
         if refusal is not None:
             return refusal
-        fresh = _draw(manager, rows, drawn)
+        fresh = _draw(manager, rows, drawn, np.append(rows[copying], np.repeat(rows, need)))
         table.append_pages(rows, need, fresh[copying.size :])
         manager.journal.put(manager.tail_page, rows, table.last_pages(rows))
         copies = branching.copy_tails(manager, rows[copying], before[copying], fresh[: copying.size])
     manager.journal.put(table.length, rows, after)
     settled = rows[manager.shares_tail.take(rows) & (counts > 0)]
     manager.share_tails(settled, False)
-    branching.settle(manager, settled)
+    supply.settle(manager, settled)
     slots = table.slots_unchecked(rows, before, counts)
     if manager.prefix_caching:
         manager.journal.put(manager.index.tokens.reshape(-1), slots, ids)
@@ -76,12 +76,12 @@ def extend_by_one(manager: KVCacheManager, rows: Rows, ids: NDArray[np.int32]) -
 
 def _grow_by_one(manager: KVCacheManager, rows: Rows) -> Wait | Never | None:
     """Append a page to each row, or say why not."""
-    if rows.size > manager.pool.free - manager.reservations.promised:
+    if manager.tenants.limits or rows.size > manager.pool.free - manager.reservations.promised:
         one = np.ones(rows.size, np.int64)
         refusal = _shortage(manager, rows, one, one)
         if refusal is not None:
             return refusal
-    fresh = manager.take(rows.size)
+    fresh = supply.take(manager, rows.size, -manager.root[rows])
     if manager.reservations.promised:
         manager.reservations.draw(rows, np.ones(rows.size, np.int64))
     manager.table.append_page(rows, fresh)
@@ -93,16 +93,20 @@ def _shortage(
     manager: KVCacheManager, rows: Rows, growth: NDArray[np.int64], drawn: NDArray[np.int64]
 ) -> Wait | Never | None:
     """Why rows[i] cannot draw drawn[i] pages, by growth[i] of which it becomes longer."""
-    whole = int((manager.table.pages.take(rows) + growth).max())
-    if whole > manager.num_pages:
-        return Never(whole, manager.num_pages)
+    whole = manager.table.pages.take(rows) + growth
+    if int(whole.max()) > manager.num_pages:
+        return Never(int(whole.max()), manager.num_pages)
+    for at in range(rows.size if manager.tenants.limits else 0):
+        ceiling = manager.tenants.ceiling(-int(manager.root[rows[at]]))
+        if ceiling is not None and growth[at] and whole[at] > ceiling:
+            return Never(int(whole[at]), ceiling)
     if int(drawn.sum()) > manager.pool.free:
         manager.index_filled()  # twins found by it give pages back, and change what may be evicted
-    return manager.reservations.shortage(rows, drawn, manager.pool.available)
+    return supply.shortage(manager, rows, drawn)
 
 
-def _draw(manager: KVCacheManager, rows: Rows, drawn: NDArray[np.int64]) -> Pages:
-    """Hand out drawn[i] pages to each row, from what was set aside for it as far as that reaches."""
-    pages = manager.take(int(drawn.sum()))
+def _draw(manager: KVCacheManager, rows: Rows, drawn: NDArray[np.int64], takers: Rows) -> Pages:
+    """Hand out drawn[i] pages to each row, what was set aside for it first; page j goes to takers[j]."""
+    pages = supply.take(manager, takers.size, -manager.root[takers])
     manager.reservations.draw(rows, drawn)
     return pages

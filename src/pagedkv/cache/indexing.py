@@ -102,6 +102,30 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
     _advance(manager, rows, sums[np.cumsum(counts) - 1], full, index_at)
 
 
+def index_ends(manager: KVCacheManager, rows: Rows) -> None:
+    """Index the partly filled last pages of rows that end, for prompts that begin like them.
+
+    Unfilled places hold the token -1, which no prompt contains: such a page is never matched as a whole.
+    """
+    computed = manager.table.computed[rows].astype(np.int64)
+    column, filled = np.divmod(computed, manager.page_size)
+    reached = (filled > 0) & (manager.indexed[rows] == column) & (manager.index_at[rows] != NEVER)
+    rows, column, filled = rows[reached], column[reached], filled[reached]
+    pages = manager.table.at(rows, column)
+    alone = (manager.pool.refcount[pages] == 1) & ~manager.index.indexed[pages]
+    rows, column, filled, pages = rows[alone], column[alone], filled[alone], pages[alone]
+    if not rows.size:
+        return
+    tokens = np.where(np.arange(manager.page_size) < filled[:, None], manager.index.tokens[pages], -1)
+    manager.journal.put(manager.index.tokens, pages, tokens)
+    sums = manager.chain_sum[rows] + manager.index.hasher.page_sums(manager.index.tokens[pages], column)
+    keys, first = np.unique(manager.index.hasher.finish(sums), return_index=True)
+    new = manager.index.find(keys) == 0
+    keys, at = keys[new], first[new]
+    above = np.where(column > 0, manager.table.at(rows, np.maximum(column - 1, 0)), manager.root[rows])
+    _insert(manager, pages[at], keys, above[at])
+
+
 def _advance(
     manager: KVCacheManager, rows: Rows, sums: Keys, full: NDArray[np.int64], index_at: NDArray[np.int64]
 ) -> None:

@@ -6,34 +6,30 @@ all it was asked or refuses and has changed nothing; its cost grows with the pag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.budget import pages_for_tokens
-from pagedkv.cache import admission, branching, extension
+from pagedkv.cache import admission, branching, extension, supply
 from pagedkv.cache.admission import Pending
 from pagedkv.cache.checks import check_sizes, checked_counts, checked_ids, checked_prompt
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import ChainHash, Keys
-from pagedkv.cache.indexing import CHUNK, NEVER, RecentTokens, index_pages
+from pagedkv.cache.indexing import CHUNK, NEVER, RecentTokens, index_ends, index_pages
 from pagedkv.cache.journal import Journal, atomic
 from pagedkv.cache.outcomes import Admitted, Extended, Forked, Never, Sequence, Usage, Wait
+from pagedkv.cache.pins import EVERY_NAMESPACE, Pinned, Pins, ResetResult, free_unowned, pages_under
 from pagedkv.cache.pool import PagePool
 from pagedkv.cache.prefix import NOTHING_FOUND, Namespaces, PrefixIndex
 from pagedkv.cache.ragged import ragged
 from pagedkv.cache.reservations import Reservations
-from pagedkv.cache.retention import (
-    EVERY_NAMESPACE,
-    Pinned,
-    Pins,
-    ResetResult,
-    free_unowned,
-    pages_under,
-    retire_or_free,
-)
+from pagedkv.cache.retention import Retention, Retentions, check_retention
 from pagedkv.cache.table import PageTable, Rows
+from pagedkv.cache.tenants import Demand, NamespaceUsage, Tenants
+from pagedkv.errors import InvalidRequestError
 
 
 class KVCacheManager:
@@ -55,7 +51,8 @@ class KVCacheManager:
         max_rows: most sequences at once.
         max_seq_len: most tokens of one sequence.
         prefix_caching: share and keep the pages of common prefixes.
-        partial_reuse: where a prompt diverges inside a cached page, copy the part that matches; see `Admitted.copies`.
+        partial_reuse: where a prompt diverges inside a cached page, copy the part that matches (see `Admitted.copies`);
+            and keep the partly filled last pages of sequences that have ended, for the same use.
         hasher: where keys come from; None for one with a seed of its own.
     """
 
@@ -81,7 +78,9 @@ class KVCacheManager:
         self.table = PageTable(max_rows, pages_for_tokens(max_seq_len, page_size), page_size, self.journal)
         self.index = PrefixIndex(num_pages, page_size, hasher or ChainHash(), self.journal)
         self.namespaces = Namespaces(self.journal)
-        self.pins = Pins(self.pool, self.index, self.journal)
+        self.pins = Pins(self.pool, page_size, self.journal)
+        self.retentions = Retentions(self.journal)
+        self.tenants = Tenants(self.pool.accounts, self.journal)
         self.reservations = Reservations(max_rows, self.journal)
         self.pending = Pending(page_size, self.journal)
         self.root = np.zeros(max_rows, np.int32)
@@ -104,6 +103,7 @@ class KVCacheManager:
         headroom: int = 0,
         owner: str = "",
         share_pending: bool = False,
+        retention: Iterable[Retention] = (),
     ) -> Admitted | Wait | Never:
         """Give a prompt a row and all its pages; leading pages that are cached are shared instead of taken.
 
@@ -117,13 +117,15 @@ class KVCacheManager:
                 prompt waits for ever if it can only be admitted without.
             owner: name for messages and audits.
             share_pending: answer Wait(on="prefix") while another row is computing the next full page of this prompt.
+            retention: how the sequence's pages rank once nobody owns them, per range of tokens.
 
         Raises:
             InvalidRequestError: empty prompt, negative token ids or arguments, or more than max_seq_len tokens.
         """
         prompt = checked_prompt(tokens, reserve, headroom, self.max_seq_len)
+        wishes = check_retention(retention)
         self.index_filled()
-        return admission.admit(self, prompt, namespace, reserve, headroom, owner, share_pending)
+        return admission.admit(self, prompt, namespace, reserve, headroom, owner, share_pending, wishes)
 
     @atomic
     def extend(self, rows: ArrayLike, tokens: ArrayLike, counts: ArrayLike = 1) -> Extended | Wait | Never:
@@ -189,7 +191,10 @@ class KVCacheManager:
         if not at.size:
             return
         self.index_filled()
-        retire_or_free(self.pool, self.index, self.pool.drop(self.table.owned(at), distinct=at.size == 1))
+        if self.partial_reuse:
+            index_ends(self, at)
+        self.retentions.claim(self.table, at, self.index.indexed)
+        supply.retire(self, self.pool.drop(self.table.owned(at), distinct=at.size == 1))
         self.reservations.close(at)
         closed = int(at[0]) if at.size == 1 else at
         self.journal.put(self.index_at, closed, NEVER)
@@ -199,6 +204,7 @@ class KVCacheManager:
         for row in at.tolist():
             self.namespaces.let_go(int(self.root[row]))
             self.pending.shorten(row, self.index_at)
+            self.retentions.close(row)
 
     @atomic
     def fork(self, row: int, branches: int = 1, *, reserve: int = 0) -> Forked | Wait:
@@ -262,7 +268,15 @@ class KVCacheManager:
         prompt = checked_prompt(tokens, 0, 0, self.max_seq_len)
         self.index_filled()
         one_more = np.append(prompt, np.int32(0))  # a match always leaves a token to compute; here it is not theirs
-        return self.pins.add(self.find_cached(one_more, self.namespaces.find(namespace))[0], self.reservations.promised)
+        root = self.namespaces.find(namespace)
+        pages = self.find_cached(one_more, root)[0]
+        idle = int(np.count_nonzero(self.pool.refcount[pages] == 0))
+        refusal = supply.refusal(self, -root, Demand(idle))
+        if refusal is not None:
+            return refusal
+        if pages.size:
+            self.namespaces.hold_root(root)
+        return self.pins.add(pages, root)
 
     @atomic
     def unpin(self, pinned: Pinned) -> None:
@@ -271,7 +285,61 @@ class KVCacheManager:
         Raises:
             StaleSequenceError: a handle that this manager never handed out.
         """
-        self.pins.remove(pinned)
+        orphans, root = self.pins.remove(pinned)
+        if root:
+            supply.retire(self, orphans)
+            self.namespaces.let_go(root)
+
+    @atomic
+    def set_limits(self, namespace: Hashable, *, floor: int = 0, ceiling: int | None = None) -> None:
+        """How many pages a namespace is sure of, and how many it may use at most. (0, None) takes the limits away.
+
+        Others leave enough pages available that it can come up to the floor, and do not evict what it has cached up to
+        there. What it uses and was promised stays within the ceiling, and its own cached pages make room for that
+        first. A ceiling below what it uses now holds once it has given pages back.
+
+        Raises:
+            ConfigError: a limit is negative, the ceiling is below the floor, or all floors together exceed the pool.
+            InvalidRequestError: the namespace cannot be hashed.
+        """
+        self.index_filled()
+        root = self.namespaces.hold(namespace)
+        had = -root in self.tenants.limits
+        self.tenants.limit(-root, namespace, floor, ceiling, self.num_pages)
+        if not self.pool.accounts.counting:
+            self.pool.accounts.start(self.pool.refcount > 0, self.pool.queue.queued())
+        if -root not in self.tenants.limits:
+            self.namespaces.let_go(root)
+        if had:
+            self.namespaces.let_go(root)
+        supply.keep_ceilings(self)
+
+    @atomic
+    def namespace_usage(self, namespace: Hashable) -> NamespaceUsage:
+        """Where the pages of one namespace are, and its limits. Costs one pass over the pages."""
+        self.index_filled()
+        root = self.namespaces.find(namespace)
+        if not root:
+            return NamespaceUsage(0, 0, 0)
+        accounts = self.pool.accounts.of
+        used = int(np.count_nonzero((accounts == -root) & (self.pool.refcount > 0)))
+        cached = int(np.count_nonzero(accounts[self.pool.queue.queued()] == -root))
+        promised = int(self.reservations.promise[self.table.live & (self.root == root)].sum())
+        return NamespaceUsage(used, cached, promised, self.tenants.floor(-root), self.tenants.ceiling(-root))
+
+    @atomic
+    def tick(self, now: float) -> int:
+        """Tell the time, in the unit of `Retention.ttl`; an earlier time than told before is ignored.
+
+        Returns:
+            How many cached pages have lost their priority, since their time to live has run out.
+
+        Raises:
+            InvalidRequestError: `now` is not a finite number.
+        """
+        if not math.isfinite(now):
+            raise InvalidRequestError(f"the time is {now}; it must be finite")
+        return supply.demote(self) if self.retentions.tick(now) else 0
 
     @atomic
     def reset(self, *, namespace: Hashable = EVERY_NAMESPACE) -> ResetResult:
@@ -291,7 +359,7 @@ class KVCacheManager:
         self.journal.put(self.index_at, rows, NEVER)
         for row in rows.tolist():
             self.pending.shorten(row, self.index_at)
-        self.forget(pages)
+        supply.forget(self, pages)
         return free_unowned(self.pool, pages)
 
     @atomic
@@ -338,21 +406,6 @@ class KVCacheManager:
         It need not be pinned: if this very admission evicts it, the copy still reads it before anything is written.
         """
         return self.index.lookup_part(prompt, matched, root) if self.partial_reuse else (0, 0)
-
-    def take(self, count: int) -> Pages:
-        """Hand out pages, evicting the oldest cached ones if the free ones do not suffice."""
-        if count > self.pool.free:
-            evicted = self.pool.queue.oldest(count - self.pool.free)
-            self.forget(evicted)
-            self.pool.give_back(evicted)
-        return self.pool.take(count)
-
-    def forget(self, pages: Pages) -> None:
-        """Take pages out of the index; those directly under a root let go of its name."""
-        self.index.remove(pages)
-        parents = self.index.parent.take(pages)
-        for root in parents[parents < 0].tolist():
-            self.namespaces.let_go(root)
 
     def share_tails(self, rows: Rows, shared: bool | NDArray[np.bool_]) -> None:
         """Mark the rows whose last page is partly filled and not theirs alone to write."""

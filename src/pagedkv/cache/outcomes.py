@@ -68,17 +68,20 @@ class Wait:
     Attributes:
         needed: pages (or rows) that the call needs beyond what it already holds or shares.
         free: how many there are now for it.
-        on: what is short. "prefix" means that a running row is just computing the next page of this very prompt.
+        on: what is short. "prefix" means that a running row is just computing the next page of this very prompt;
+            "ceiling", that the pages are there but `namespace` may not use more.
+        namespace: whose ceiling it is.
     """
 
     needed: int
     free: int
-    on: Literal["pages", "rows", "prefix"] = "pages"
+    on: Literal["pages", "rows", "prefix", "ceiling"] = "pages"
+    namespace: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """Not in this pool, however empty: `needed` pages against a `capacity` of so many for one row."""
+    """Not in this pool or under this ceiling, however empty: `needed` pages against a `capacity` for one row."""
 
     needed: int
     capacity: int

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.cache.eviction import EvictionQueue, Pages
+from pagedkv.cache.accounts import Accounts
+from pagedkv.cache.eviction import DEFAULT_LEVEL, EvictionQueue, Pages
 from pagedkv.cache.journal import Journal
 
 
@@ -30,6 +31,7 @@ class PagePool:
         self.free = num_pages
         self.stack = np.arange(num_pages, 0, -1, dtype=np.int32)
         self.queue = EvictionQueue(num_pages, journal)
+        self.accounts = Accounts(num_pages, journal)
 
     @property
     def cached(self) -> int:
@@ -46,14 +48,28 @@ class PagePool:
         """Pages with at least one owner."""
         return self.num_pages - self.free - self.queue.cached
 
-    def take(self, count: int) -> Pages:
-        """Hand out `count` free pages, each with one owner. The caller has made sure that so many are free."""
+    def take(self, count: int, account: int | NDArray[np.integer] = 0) -> Pages:
+        """Hand out `count` free pages, each with one owner and charged to `account`, or page i to account[i].
+
+        The caller has made sure that so many are free.
+        """
         left = self.free - count
         pages = self.stack[left : self.free][::-1].copy()
         self.journal.keep(self, "free")
         self.journal.replace(self.refcount, pages, np.zeros(count, np.int32), 1)
         self.free = left
+        self.accounts.charge(pages, account)
         return pages
+
+    def retire(self, pages: Pages, level: int = DEFAULT_LEVEL) -> None:
+        """Pages without owner, the first of them oldest, stay cached at this level of the eviction queue."""
+        self.queue.push(pages, level)
+        self.accounts.count_cached(pages, 1)
+
+    def uncache(self, pages: Pages) -> None:
+        """Take cached pages, all different, out of the eviction queue."""
+        self.queue.withdraw(pages)
+        self.accounts.count_cached(pages, -1)
 
     def give_back(self, pages: Pages) -> None:
         """Put pages without owner or index entry back on the stack; the first of `pages` is handed out last."""
@@ -73,8 +89,9 @@ class PagePool:
         held = self.refcount.take(pages)
         idle = held == 0
         if idle.any():
-            revived = pages[idle]
-            self.queue.withdraw(revived if distinct else revived[self._last_occurrence(revived)])
+            revived = pages[idle] if distinct else pages[idle][self._last_occurrence(pages[idle])]
+            self.uncache(revived)
+            self.accounts.count_used(revived, 1)
         self.journal.replace(self.refcount, pages, held, held + 1)
         if not distinct:
             self.refcount[pages] = held
@@ -86,6 +103,11 @@ class PagePool:
         Returns:
             The pages that lost their last owner, each once, in the order of their last occurrence.
         """
+        orphans = self._drop(pages, distinct)
+        self.accounts.count_used(orphans, -1)
+        return orphans
+
+    def _drop(self, pages: Pages, distinct: bool) -> Pages:
         held = self.refcount.take(pages)
         shared = held > 1
         if not shared.any():  # one owner each, so each occurs once

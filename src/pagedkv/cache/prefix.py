@@ -252,6 +252,11 @@ class Namespaces:
     def __len__(self) -> int:
         return len(self._roots)
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers roots have had so far; the lowest is the negative of it."""
+        return len(self._roots) + len(self._unused)
+
     def find(self, name: Hashable) -> int:
         """The root of this name; 0, which is nobody's parent, if it has none. Names compare as dictionary keys do.
 
