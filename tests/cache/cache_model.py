@@ -274,6 +274,16 @@ class Model:
     def unpin(self, number: int) -> None:
         self._drop_all(self.pins.pop(number, [])[::-1])
 
+    def resize(self, wanted: int) -> int:
+        """The pool has so many pages now."""
+        used = self.num_pages - self.free - len(self.idle)
+        size = max(wanted, min(used + self.limits.obliged({}), self.num_pages))
+        for page in self.limits.victims(used + len(self.idle) - size, []):
+            self.evict(page)
+        self.free += size - self.num_pages
+        self.num_pages = size
+        return size
+
     def tick(self, now: float) -> int:
         self.clock.now = max(now, self.clock.now)
         over = [page for page in self.order if page.level > DEFAULT and page.end <= self.clock.now]

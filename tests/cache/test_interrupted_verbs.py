@@ -102,6 +102,8 @@ VERBS: dict[str, Verb] = {
     "unpin": lambda m: m.unpin(Pinned(0, 4)),
     "reset": lambda m: m.reset(),
     "reset of a namespace": lambda m: m.reset(namespace="gone"),
+    "resize, smaller": lambda m: m.resize(7),
+    "resize, larger": lambda m: m.resize(40),
     "tick": lambda m: m.tick(50.0),
     "set_limits": lambda m: m.set_limits("other", floor=1, ceiling=2),
     "set_limits, evicting": lambda m: m.set_limits("gone", ceiling=1),

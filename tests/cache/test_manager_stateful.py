@@ -23,6 +23,7 @@ from pagedkv.cache import (
     KVCacheManager,
     Pinned,
     ResetResult,
+    Resized,
     Retention,
     Sequence,
     audit,
@@ -97,6 +98,7 @@ class Machine(RuleBasedStateMachine):
     def on_unpin(self, handle: Pinned) -> None: ...
     def on_tick(self, demoted: int, now: float) -> None: ...
     def on_limits(self, name: Hashable, floor: int, ceiling: int | None) -> None: ...
+    def on_resize(self, answer: Resized, wanted: int) -> None: ...
 
     @rule(
         fresh=token_lists,
@@ -299,6 +301,24 @@ class Machine(RuleBasedStateMachine):
         self.manager.set_limits(name, floor=floor, ceiling=ceiling)
         self.on_limits(name, floor, ceiling)
 
+    @rule(wanted=st.integers(0, 20))
+    def resize(self, wanted: int) -> None:
+        before = snapshot(self.manager)
+        if wanted < max(self.manager.tenants.floors, 1):
+            with pytest.raises(ConfigError, match=f"a pool of {wanted} pages"):
+                self.manager.resize(wanted)
+            assert snapshot(self.manager) == before
+            return
+        answer = self.manager.resize(wanted)
+        self.on_resize(answer, wanted)
+        assert answer.num_pages == wanted + answer.held
+        source, target = answer.copies.T
+        grown = np.zeros((answer.num_pages + 1, self.manager.page_size), np.int64)
+        kept = min(len(grown), len(self.store))
+        grown[:kept] = self.store[:kept]
+        grown[target] = self.store[source]
+        self.store = grown
+
     @rule(row=st.integers(-1, MAX_ROWS), twice=st.booleans())
     def wrong_rows(self, row: int, twice: bool) -> None:
         if row in self.live and not twice:
@@ -429,6 +449,9 @@ class ExactMachine(Machine):
     def on_limits(self, name: Hashable, floor: int, ceiling: int | None) -> None:
         self.model.limits.set(name, floor, ceiling)
 
+    def on_resize(self, answer: Resized, wanted: int) -> None:
+        assert answer.num_pages == self.model.resize(wanted)
+
     def agrees_with_the_model(self) -> None:
         self.the_same_pages_are_resident_in_the_same_order()
         self.the_same_rows_hold_the_same_pages()
@@ -504,7 +527,7 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
     def tokens() -> list[int]:
         return rng.choices([1, 2], k=rng.randint(1, 9))
 
-    limited = rng.random() < 0.5
+    limited, resizing = rng.random() < 0.5, rng.random() < 0.5
     machine.start(**{"num_pages": rng.randint(4, 20), "page_size": rng.randint(1, 4)} | machine.more_settings(rng))
     for _ in range(steps):
         machine.watch(rng.random() < 0.6)
@@ -535,6 +558,9 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
                 machine.set_limits(
                     rng.choice(NAMESPACES), rng.randint(0, 4), rng.choice([None, 0, 3, 6]), rng.random() < 0.3
                 )
+                machine.verify()
+            if resizing and rng.random() < 0.2:
+                machine.resize(rng.randint(1, 20))
                 machine.verify()
             if rng.random() < 0.1:
                 machine.reset(rng.choice([EVERY_NAMESPACE, *NAMESPACES]))

@@ -8,6 +8,7 @@ from pagedkv.cache.interop import BlockTable, PagesCSR, block_table, check_csr, 
 from pagedkv.cache.manager import KVCacheManager
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, CacheManager, Extended, Forked, Never, Sequence, Usage, Wait
 from pagedkv.cache.pins import EVERY_NAMESPACE, Pinned, ResetResult
+from pagedkv.cache.resizing import Resized
 from pagedkv.cache.retention import Retention
 from pagedkv.cache.table import PageTable
 from pagedkv.cache.tenants import NamespaceUsage
@@ -31,6 +32,7 @@ __all__ = [
     "PagesCSR",
     "Pinned",
     "ResetResult",
+    "Resized",
     "Retention",
     "Sequence",
     "Usage",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.journal import Journal
+
+if TYPE_CHECKING:
+    from pagedkv.cache.resizing import Moves
 
 
 class Accounts:
@@ -50,6 +55,11 @@ class Accounts:
         """One page more or fewer is cached for each of these."""
         if self.counting:
             self._count(self.cached, pages, change)
+
+    def resize(self, moves: Moves) -> None:
+        """Pages have moved."""
+        self.journal.keep(self, "of")
+        self.of = moves.indexed_by_page(self.of)
 
     def _count(self, counters: NDArray[np.int64], pages: Pages, change: int) -> None:
         accounts = self.of.take(pages)

@@ -16,6 +16,20 @@ def check_sizes(num_pages: int, page_size: int, max_rows: int, max_seq_len: int)
             raise ConfigError(f"{name} is {value}; it must be at least 1")
 
 
+def checked_size(num_pages: int | None, num_bytes: int | None, page_bytes: int | None) -> int:
+    """Pages of a pool given in pages or in bytes, the null page set aside; raises ConfigError if it cannot be meant."""
+    if num_bytes is None:
+        if num_pages is None or page_bytes is not None:
+            raise ConfigError("a size is num_pages, or num_bytes and page_bytes")
+        return num_pages
+    if num_pages is not None or page_bytes is None or page_bytes < 1:
+        raise ConfigError(f"num_bytes={num_bytes} needs page_bytes of at least 1, and no num_pages; got {page_bytes}")
+    pages = num_bytes // page_bytes - 1
+    if pages < 1:
+        raise ConfigError(f"{num_bytes} bytes hold {max(pages, 0)} pages of {page_bytes} bytes beside the null page")
+    return pages
+
+
 def checked_prompt(tokens: ArrayLike, reserve: int, headroom: int, max_seq_len: int) -> NDArray[np.int32]:
     """A prompt as int32 [n]; raises InvalidRequestError if it or the reservation cannot be meant."""
     prompt = checked_ids(tokens)

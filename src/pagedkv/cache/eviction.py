@@ -6,11 +6,15 @@ Knows page ids and levels only; what a level stands for is retention.py's busine
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache.journal import Journal
+
+if TYPE_CHECKING:
+    from pagedkv.cache.resizing import Moves
 
 Pages = NDArray[np.int32]
 
@@ -90,11 +94,24 @@ class EvictionQueue:
 
     def queued(self) -> Pages:
         """The cached pages in the order of eviction."""
-        valid = [line.entries[self._valid(line, level, line.head, line.tail)] for level, line in self._in_order()]
-        return np.concatenate(valid)
+        return np.concatenate([self._pages(line, level) for level, line in self._in_order()])
+
+    def resize(self, moves: Moves) -> None:
+        """Pages have moved; the lines are written anew, without stale entries."""
+        self.journal.keep(self, "num_pages", "position", "level")
+        pages = {level: self._pages(line, level) for level, line in self.lines.items()}
+        self.num_pages = moves.num_pages
+        self.position = moves.indexed_by_page(self.position, -1)
+        self.level = moves.indexed_by_page(self.level, DEFAULT_LEVEL)
+        for level, line in self.lines.items():
+            self._write(line, moves.ids(pages[level]))
 
     def _in_order(self) -> Iterator[tuple[int, _Line]]:
         yield from sorted(self.lines.items())
+
+    def _pages(self, line: _Line, level: int) -> Pages:
+        """The pages of one level, oldest first."""
+        return line.entries[self._valid(line, level, line.head, line.tail)]
 
     def _valid(self, line: _Line, level: int, start: int, end: int) -> NDArray[np.int64]:
         """Indices of the entries from start to end that are not stale."""
@@ -112,7 +129,10 @@ class EvictionQueue:
 
     def _compact(self, line: _Line, level: int) -> None:
         """Drop stale entries, in an array with room for as many pages more as there can be."""
-        pages = line.entries[self._valid(line, level, line.head, line.tail)]
+        self._write(line, self._pages(line, level))
+
+    def _write(self, line: _Line, pages: Pages) -> None:
+        """Let the line hold these pages only."""
         self.journal.keep(line, "entries", "head", "tail")
         self.journal.put(self.position, pages, np.arange(pages.size))
         entries = np.zeros(2 * self.num_pages + 2, np.int32)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.budget import pages_for_tokens
-from pagedkv.cache import admission, branching, extension, supply
+from pagedkv.cache import admission, branching, extension, resizing, supply
 from pagedkv.cache.admission import Pending
-from pagedkv.cache.checks import check_sizes, checked_counts, checked_ids, checked_prompt
+from pagedkv.cache.checks import check_sizes, checked_counts, checked_ids, checked_prompt, checked_size
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import ChainHash, Keys
 from pagedkv.cache.indexing import CHUNK, NEVER, RecentTokens, index_ends, index_pages
@@ -26,6 +26,7 @@ from pagedkv.cache.pool import PagePool
 from pagedkv.cache.prefix import NOTHING_FOUND, Namespaces, PrefixIndex
 from pagedkv.cache.ragged import ragged
 from pagedkv.cache.reservations import Reservations
+from pagedkv.cache.resizing import Resized
 from pagedkv.cache.retention import Retention, Retentions, check_retention
 from pagedkv.cache.table import PageTable, Rows
 from pagedkv.cache.tenants import Demand, NamespaceUsage, Tenants
@@ -326,6 +327,24 @@ class KVCacheManager:
         cached = int(np.count_nonzero(accounts[self.pool.queue.queued()] == -root))
         promised = int(self.reservations.promise[self.table.live & (self.root == root)].sum())
         return NamespaceUsage(used, cached, promised, self.tenants.floor(-root), self.tenants.ceiling(-root))
+
+    @atomic
+    def resize(
+        self, num_pages: int | None = None, *, num_bytes: int | None = None, page_bytes: int | None = None
+    ) -> Resized:
+        """Grow or shrink the pool to `num_pages`, or to as many (and the null page) as fit into `num_bytes`.
+
+        Cached pages are evicted for it, and pages above the new end move below it. What is owned, promised or kept by
+        floors stays: then the pool is larger than asked, and `Resized.held` says by how many pages.
+
+        Args:
+            page_bytes: bytes of one page over all layers; needed with `num_bytes`.
+
+        Raises:
+            ConfigError: no or contradicting sizes, fewer pages than 1 or than all floors, or bytes for none.
+        """
+        self.index_filled()
+        return resizing.resize(self, checked_size(num_pages, num_bytes, page_bytes))
 
     @atomic
     def tick(self, now: float) -> int:

@@ -5,6 +5,7 @@ Knows the pool and the index; nothing about rows or namespaces' names, which are
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,6 +91,12 @@ class Pins:
             self.journal.entry(mapping, pinned.number)
         pages = self._pages.pop(pinned.number, NO_PAGES)
         return self._pool.drop(pages[::-1], distinct=True), self.roots.pop(pinned.number, 0)
+
+    def move(self, ids: Callable[[Pages], Pages]) -> None:
+        """Pages have other numbers now: ids(pages)."""
+        for number, pages in self._pages.items():
+            self.journal.entry(self._pages, number)
+            self._pages[number] = ids(pages)
 
     @property
     def held(self) -> int:

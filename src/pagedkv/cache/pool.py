@@ -6,12 +6,17 @@ page, which is never handed out.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache.accounts import Accounts
 from pagedkv.cache.eviction import DEFAULT_LEVEL, EvictionQueue, Pages
 from pagedkv.cache.journal import Journal
+
+if TYPE_CHECKING:
+    from pagedkv.cache.resizing import Moves
 
 
 class PagePool:
@@ -78,6 +83,17 @@ class PagePool:
         self.journal.keep(self, "free")
         self.journal.put(self.stack, slice(self.free, self.free + pages.size), pages)
         self.free += pages.size
+
+    def resize(self, moves: Moves) -> None:
+        """Pages have moved, and the free ones are what is left: the lowest number is handed out first."""
+        self.journal.keep(self, "num_pages", "refcount", "stack", "free")
+        taken = moves.indexed_by_page((self.refcount > 0) | (self.queue.position >= 0))
+        self.num_pages = moves.num_pages
+        self.refcount = moves.indexed_by_page(self.refcount)
+        free = np.flatnonzero(~taken[1:])[::-1] + 1
+        self.stack = np.zeros(moves.num_pages, np.int32)
+        self.stack[: free.size] = free
+        self.free = int(free.size)
 
     def acquire(self, pages: Pages, *, distinct: bool = False) -> None:
         """Add one owner to each page; a page may occur several times, unless all are `distinct`.

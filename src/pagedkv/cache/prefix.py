@@ -7,6 +7,7 @@ asked, and it never holds two pages for the same content.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from pagedkv.cache.hashing import ChainHash, Keys
 from pagedkv.cache.journal import Journal
 from pagedkv.cache.ragged import prefix_all, ragged
 from pagedkv.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from pagedkv.cache.resizing import Moves
 
 NO_KEYS: Keys = np.zeros(0, np.uint64)
 NO_PAGES: Pages = np.zeros(0, np.int32)
@@ -45,10 +49,8 @@ class PrefixIndex:
         self.key = np.zeros(num_pages + 1, np.uint64)
         self.indexed = np.zeros(num_pages + 1, np.bool_)
         self.indexed[0] = True
-        buckets = 1 << (2 * num_pages - 1).bit_length()
-        self.bucket = np.zeros(buckets, np.int32)
+        self.bucket, self._mask = _buckets(num_pages)
         self.next = np.zeros(num_pages + 1, np.int32)
-        self._mask = np.uint64(buckets - 1)
 
     def store_tokens(self, pages: Pages, tokens: NDArray[np.int32]) -> None:
         """Note what `pages` hold: page_size tokens each, the last one perhaps fewer."""
@@ -206,6 +208,19 @@ class PrefixIndex:
             put(self.next, at, after)
             at = after[self.next.take(after) != 0]
 
+    def resize(self, moves: Moves) -> None:
+        """Pages have moved: every indexed one is entered anew."""
+        self.journal.keep(self, "tokens", "parent", "key", "indexed", "next", "bucket", "_mask")
+        self.tokens = moves.indexed_by_page(self.tokens)
+        self.key = moves.indexed_by_page(self.key)
+        self.indexed = moves.indexed_by_page(self.indexed)
+        parent = np.where(self.indexed, moves.indexed_by_page(self.parent), 0)
+        self.parent = np.where(parent > 0, moves.ids(parent.clip(0)), parent)
+        self.next = np.zeros(moves.num_pages + 1, np.int32)
+        self.bucket, self._mask = _buckets(moves.num_pages)
+        pages = (np.flatnonzero(self.indexed[1:]) + 1).astype(np.int32)
+        self.insert(pages, self.key[pages], self.parent[pages])
+
     def _skip_removed(self, pages: Pages) -> Pages:
         """Each page, or the first page after it in its chain that is still indexed (0 at the end)."""
         removed = np.flatnonzero(~self.indexed.take(pages))
@@ -214,6 +229,12 @@ class PrefixIndex:
             pages[removed] = step
             removed = removed[~self.indexed.take(step)]
         return pages
+
+
+def _buckets(num_pages: int) -> tuple[NDArray[np.int32], np.uint64]:
+    """Empty buckets, at least two per page and a power of two of them, and the mask that picks one."""
+    buckets = 1 << (2 * num_pages - 1).bit_length()
+    return np.zeros(buckets, np.int32), np.uint64(buckets - 1)
 
 
 def _parents(pages: Pages, starts: NDArray[np.int64], above_first: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from pagedkv.cache.eviction import DEFAULT_LEVEL, Pages
 from pagedkv.cache.journal import Journal
 from pagedkv.cache.table import PageTable
 from pagedkv.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from pagedkv.cache.resizing import Moves
 
 _UNSAID = -1
 _FOREVER = math.inf
@@ -90,6 +94,13 @@ class Retentions:
         if row in self.of_row:
             self.journal.entry(self.of_row, row)
             del self.of_row[row]
+
+    def resize(self, moves: Moves) -> None:
+        """Pages have moved."""
+        if self.active:
+            self.journal.keep(self, "priority", "ends")
+            self.priority = moves.indexed_by_page(self.priority, _UNSAID)
+            self.ends = moves.indexed_by_page(self.ends, -math.inf)
 
     def fresh(self, pages: Pages) -> None:
         """These pages were handed out just now."""

@@ -7,7 +7,7 @@ its cached pages make room first when it takes more.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,9 @@ class Demand:
     taken: int = 0
     revived: int = 0
     promised: int = 0
+
+
+NO_DEMANDS: Mapping[int, Demand] = {}
 
 
 class Tenants:
@@ -101,8 +104,8 @@ class Tenants:
                 return answer
         taken = sum(demand.taken for demand in demands.values())
         revived = sum(demand.revived for demand in demands.values())
-        before = available - self._obliged({}, promised)
-        after = available - taken - revived - self._obliged(demands, promised)
+        before = available - self.obliged(promised)
+        after = available - taken - revived - self.obliged(promised, demands)
         missing = min(before, 0) - (after - headroom)
         if missing > 0:
             needed = taken + sum(demand.promised for demand in demands.values()) + headroom
@@ -131,7 +134,7 @@ class Tenants:
         """How many pages more may be promised to this account's rows; arguments as for `refusal`."""
         limit = self.limits.get(account, _Limit(None, 0, None))
         held = self._used(account) + int(promised[account])
-        room = max(available - self._obliged({}, promised), 0) + max(limit.floor - held, 0)
+        room = max(available - self.obliged(promised), 0) + max(limit.floor - held, 0)
         if limit.ceiling is not None:
             room = min(room, limit.ceiling - held)
         return max(min(room, available - int(promised.sum())), 0)
@@ -168,7 +171,7 @@ class Tenants:
     def _used(self, account: int) -> int:
         return int(self._accounts.used[account]) if account < self._accounts.used.size else 0
 
-    def _obliged(self, demands: dict[int, Demand], promised: NDArray[np.int64]) -> int:
+    def obliged(self, promised: NDArray[np.int64], demands: Mapping[int, Demand] = NO_DEMANDS) -> int:
         """Pages that must be available once the demands are met: promises, and what each lacks to its floor."""
         total = int(promised.sum()) + sum(demand.promised for demand in demands.values())
         for account, limit in self.limits.items():
