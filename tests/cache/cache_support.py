@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.cache import Admitted, ChainHash, KVCacheManager, Sequence, check
+from pagedkv.cache import Admitted, ChainHash, EventKind, KVCacheManager, Sequence, check
 
 PAGE = 4
 
@@ -95,6 +95,64 @@ def split(manager: KVCacheManager) -> tuple[int, int, int]:
     return usage.used, usage.cached, usage.free
 
 
+class Follower:
+    """Knows of a manager only the events that it reads, and from them who owns what and what is indexed."""
+
+    def __init__(self, manager: KVCacheManager, capacity: int = 1 << 14) -> None:
+        self.events = manager.events
+        self.events.start(capacity)
+        self.read = 0
+        self.owners: dict[int, int] = {}
+        self.parents: dict[int, int] = {}
+
+    def follow(self) -> None:
+        """Read what has happened since."""
+        batch = self.events.read(self.read)
+        assert (batch.first, batch.lost) == (self.read, 0)
+        self.read += batch.kind.size
+        for kind, page, other in zip(batch.kind.tolist(), batch.page.tolist(), batch.other.tolist(), strict=True):
+            self.apply(EventKind(kind), page, other)
+        self.owners = {page: count for page, count in self.owners.items() if count}
+
+    def apply(self, kind: EventKind, page: int, other: int) -> None:
+        """One event, and what must have been so before it."""
+        owners = self.owners.get(page, 0)
+        if kind == EventKind.ALLOCATED:
+            assert owners == 0
+            assert page not in self.parents
+            self.owners[page] = 1
+        elif kind == EventKind.SHARED:
+            assert owners or page in self.parents, "a free page cannot be shared"
+            self.owners[page] = owners + 1
+        elif kind == EventKind.RELEASED:
+            assert owners
+            self.owners[page] = owners - 1
+        elif kind == EventKind.INDEXED:
+            assert owners
+            assert page not in self.parents
+            assert other < 0 or other in self.parents
+            self.parents[page] = other
+        elif kind == EventKind.FORGOTTEN:
+            del self.parents[page]
+        elif kind == EventKind.EVICTED:
+            assert owners == 0
+            assert page not in self.parents
+        elif kind == EventKind.MOVED:
+            assert other not in self.parents
+            if page in self.parents:
+                self.parents[other] = self.parents.pop(page)
+            self.parents = {at: other if above == page else above for at, above in self.parents.items()}
+            self.owners[other] = self.owners.pop(page, 0)
+
+    def agrees_with(self, manager: KVCacheManager) -> None:
+        """Is what was read all that there is?"""
+        self.follow()
+        owned = np.flatnonzero(manager.pool.refcount).tolist()
+        assert self.owners == {page: int(manager.pool.refcount[page]) for page in owned}
+        indexed = np.flatnonzero(manager.index.indexed[1:]) + 1
+        assert self.parents == {page: int(manager.index.parent[page]) for page in indexed.tolist()}
+
+
 def state_of(manager: Any) -> Any:
     """`snapshot` to the last bit, without indexing anything first.
 
@@ -120,7 +178,7 @@ def snapshot(thing: Any) -> Any:
     were checked last; how many decode steps' tokens wait to be noted. Pages that wait to be indexed are indexed first.
     """
     if isinstance(thing, KVCacheManager):
-        thing.index_filled()
+        thing.usage()  # as every verb that looks
     if isinstance(thing, np.ndarray):
         return (thing.dtype.str, thing.shape, thing.tobytes())
     if isinstance(thing, dict):

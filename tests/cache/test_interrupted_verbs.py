@@ -65,6 +65,7 @@ def crowded() -> KVCacheManager:
     done = computed(manager, [9] * 9, namespace="gone").sequence
     old = computed(manager, [1, 2, 3, 4, 5, 6, 7, 8, 1]).sequence
     manager.release([done, old])
+    manager.events.start(5)
     manager.tick(1.0)
     for name in ("gone", "new"):
         manager.set_limits(name, floor=1, ceiling=6)

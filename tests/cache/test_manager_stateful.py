@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cache_model import Model, Row
-from cache_support import NarrowHash, held_tokens, resident, snapshot
+from cache_support import Follower, NarrowHash, held_tokens, resident, snapshot
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -71,6 +71,8 @@ class Machine(RuleBasedStateMachine):
             hasher=self.hasher,
         )
         self.store = np.zeros((num_pages + 1, page_size), np.int64)  # what the pages' keys and values would be
+        self.recording = self.manager.record()
+        self.follower = Follower(self.manager)
         self.watched = True
         self.now = 0
         self.live: dict[int, Sequence] = {}
@@ -355,6 +357,12 @@ class Machine(RuleBasedStateMachine):
 
     def nothing_is_broken(self) -> None:
         assert audit(self.manager) == []
+        self.follower.agrees_with(self.manager)
+
+    def teardown(self) -> None:
+        """The record of all calls leads a fresh manager to the same state."""
+        if hasattr(self, "recording"):
+            assert_same_arrays(self.manager.snapshot(), self.recording.replay(self.hasher).snapshot())
 
     def every_row_reads_what_was_put_in(self) -> None:
         for row, tokens in self.tokens.items():
@@ -517,6 +525,13 @@ def some_retention(rng: random.Random) -> tuple[Retention, ...]:
     return (Retention(start, end, rng.choice([0, 10, 60, 100]), rng.choice([None, 1, 5])),)
 
 
+def assert_same_arrays(left: dict[str, Any], right: dict[str, Any]) -> None:
+    assert left.keys() == right.keys()
+    for name, array in left.items():
+        assert array.dtype == right[name].dtype, name
+        assert np.array_equal(array, right[name]), name
+
+
 def walk(machine: Machine, seed: int, steps: int) -> Machine:
     """Far more steps than hypothesis takes in one example: queues wrap, rows and roots are reused many times."""
     rng = random.Random(seed)
@@ -590,6 +605,7 @@ def test_long_random_walk(kind: type[Machine], seed: int) -> None:
         machine.unpin(which)
     machine.nothing_is_broken()
     assert machine.manager.usage().used == 0
+    machine.teardown()
 
 
 @pytest.mark.slow

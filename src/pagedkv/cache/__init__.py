@@ -2,12 +2,14 @@
 
 from pagedkv.cache.audit import audit, check
 from pagedkv.cache.contiguous import ContiguousManager, GrowingContiguousManager
+from pagedkv.cache.events import EventBatch, EventKind, Events
 from pagedkv.cache.fragmentation import Fragmentation
 from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.interop import BlockTable, PagesCSR, block_table, check_csr, check_page_size, csr, slot_mapping
 from pagedkv.cache.manager import KVCacheManager
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, CacheManager, Extended, Forked, Never, Sequence, Usage, Wait
 from pagedkv.cache.pins import EVERY_NAMESPACE, Pinned, ResetResult
+from pagedkv.cache.recording import Recording
 from pagedkv.cache.resizing import Resized
 from pagedkv.cache.retention import Retention
 from pagedkv.cache.table import PageTable
@@ -21,6 +23,9 @@ __all__ = [
     "CacheManager",
     "ChainHash",
     "ContiguousManager",
+    "EventBatch",
+    "EventKind",
+    "Events",
     "Extended",
     "Forked",
     "Fragmentation",
@@ -31,6 +36,7 @@ __all__ = [
     "PageTable",
     "PagesCSR",
     "Pinned",
+    "Recording",
     "ResetResult",
     "Resized",
     "Retention",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pagedkv.budget import pages_for_tokens
 from pagedkv.cache import supply
+from pagedkv.cache.events import EventKind
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import Keys
 from pagedkv.cache.journal import Journal
@@ -129,4 +130,5 @@ def _open(
         if keys.size > matched.size:
             manager.pending.announce(row, keys)
     copies = np.array([(source, own[0])], np.int32) if part else NO_COPIES
+    manager.events.add(EventKind.COPIED, copies[:, 0], copies[:, 1])
     return Admitted(Sequence(row, int(manager.table.generation[row])), shared + part, copies)

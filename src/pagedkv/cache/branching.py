@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from pagedkv.budget import pages_for_tokens
 from pagedkv.cache import supply
 from pagedkv.cache.checks import check_whole, checked_counts
+from pagedkv.cache.events import EventKind
 from pagedkv.cache.indexing import NEVER
 from pagedkv.cache.outcomes import Forked, Sequence, Wait
 from pagedkv.cache.ragged import ragged
@@ -156,6 +157,7 @@ def copy_tails(
     manager.journal.put(manager.table.table, (rows, column), fresh)
     manager.journal.put(manager.tail_page, rows, manager.table.last_pages(rows))
     supply.retire(manager, manager.pool.drop(source))
+    manager.events.add(EventKind.COPIED, source, fresh)
     return np.stack((source, fresh), axis=1)
 
 

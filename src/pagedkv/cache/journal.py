@@ -6,7 +6,9 @@ an array, an interrupt, a fault in our own code. Whoever changes a manager's sta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import wraps
 from operator import setitem
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -17,14 +19,26 @@ from numpy.typing import ArrayLike, NDArray
 _ABSENT = object()
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A verb and what it was given. Arguments are copies: what the caller does with his own later changes nothing."""
+
+    verb: str
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
 class Journal:
     """The undo log of one manager. An entry restores what was there, so one whose change did not happen is harmless."""
 
     def __init__(self) -> None:
+        self.verbs = 0  # begun so far
+        self.calls: list[Call] | None = None  # that were answered, where somebody wants to replay them
         self._entries: list[tuple[Callable[..., object], Any, Any, Any]] = []
 
     def begin(self) -> None:
         """A verb starts; what the last one did stays."""
+        self.verbs += 1
         self._entries.clear()
 
     def save(self, array: NDArray[Any], index: Any) -> None:
@@ -83,6 +97,8 @@ def atomic(verb: Callable[Concatenate[_Self, _Args], _Answer]) -> Callable[Conca
     @wraps(verb)
     def whole(self: _Self, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
         self.journal.begin()
+        if self.journal.calls is not None:
+            return _recorded(verb, self, *args, **kwargs)
         try:
             return verb(self, *args, **kwargs)
         except BaseException:
@@ -90,3 +106,17 @@ def atomic(verb: Callable[Concatenate[_Self, _Args], _Answer]) -> Callable[Conca
             raise
 
     return whole
+
+
+def _recorded(verb: Callable[..., _Answer], manager: _Journaled, *args: object, **kwargs: object) -> _Answer:
+    """Run the verb and note the call once it is answered."""
+    args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+    call = Call(verb.__name__, deepcopy(args), deepcopy(kwargs))
+    try:
+        answer = verb(manager, *args, **kwargs)
+    except BaseException:
+        manager.journal.undo()
+        raise
+    if manager.journal.calls is not None:
+        manager.journal.calls.append(call)
+    return answer

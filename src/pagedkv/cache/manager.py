@@ -16,6 +16,7 @@ from pagedkv.budget import pages_for_tokens
 from pagedkv.cache import admission, branching, extension, resizing, supply
 from pagedkv.cache.admission import Pending
 from pagedkv.cache.checks import check_sizes, checked_counts, checked_ids, checked_prompt, checked_size
+from pagedkv.cache.events import Events
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import ChainHash, Keys
 from pagedkv.cache.indexing import CHUNK, NEVER, RecentTokens, index_ends, index_pages
@@ -25,6 +26,7 @@ from pagedkv.cache.pins import EVERY_NAMESPACE, Pinned, Pins, ResetResult, free_
 from pagedkv.cache.pool import PagePool
 from pagedkv.cache.prefix import NOTHING_FOUND, Namespaces, PrefixIndex
 from pagedkv.cache.ragged import ragged
+from pagedkv.cache.recording import Recording, snapshot
 from pagedkv.cache.reservations import Reservations
 from pagedkv.cache.resizing import Resized
 from pagedkv.cache.retention import Retention, Retentions, check_retention
@@ -75,9 +77,10 @@ class KVCacheManager:
         self.prefix_caching = prefix_caching
         self.partial_reuse = partial_reuse and prefix_caching
         self.journal = Journal()
-        self.pool = PagePool(num_pages, self.journal)
+        self.events = Events(self.journal)
+        self.pool = PagePool(num_pages, self.journal, self.events)
         self.table = PageTable(max_rows, pages_for_tokens(max_seq_len, page_size), page_size, self.journal)
-        self.index = PrefixIndex(num_pages, page_size, hasher or ChainHash(), self.journal)
+        self.index = PrefixIndex(num_pages, page_size, hasher or ChainHash(), self.journal, self.events)
         self.namespaces = Namespaces(self.journal)
         self.pins = Pins(self.pool, page_size, self.journal)
         self.retentions = Retentions(self.journal)
@@ -380,6 +383,32 @@ class KVCacheManager:
             self.pending.shorten(row, self.index_at)
         supply.forget(self, pages)
         return free_unowned(self.pool, pages)
+
+    def record(self) -> Recording:
+        """Note every call from now on, so that it can be replayed. The manager must not have been used before.
+
+        Raises:
+            InvalidRequestError: it has answered calls already.
+        """
+        if self.journal.verbs:
+            raise InvalidRequestError(f"{self.journal.verbs} calls have been made; record a manager from its first one")
+        self.journal.calls = []
+        settings: dict[str, int | bool] = {
+            name: getattr(self, name)
+            for name in ("num_pages", "page_size", "max_seq_len", "prefix_caching", "partial_reuse")
+        }
+        settings["max_rows"] = self.table.max_rows
+        return Recording(settings, int(self.index.hasher.seed), self.journal.calls)
+
+    @atomic
+    def snapshot(self) -> dict[str, NDArray[np.generic]]:
+        """The whole state as arrays, copied: `page_*` [num_pages + 1], `row_*` [max_rows], pins, names and orders.
+
+        `page_state` is 0 for free, 1 for cached, 2 for used; the null page is free. Two managers with equal snapshots
+        answer equally from then on.
+        """
+        self.index_filled()
+        return snapshot(self)
 
     @atomic
     def private_pages(self, rows: ArrayLike) -> NDArray[np.int64]:

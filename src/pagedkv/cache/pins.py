@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import numpy as np
@@ -18,14 +19,16 @@ from pagedkv.cache.prefix import NO_PAGES, PrefixIndex
 from pagedkv.errors import StaleSequenceError
 
 
-class _EveryNamespace:
+class _EveryNamespace(Enum):
     """The type of EVERY_NAMESPACE, which no caller's namespace is equal to; None is a namespace like others."""
+
+    EVERY_NAMESPACE = "every namespace"
 
     def __repr__(self) -> str:
         return "EVERY_NAMESPACE"
 
 
-EVERY_NAMESPACE: Final = _EveryNamespace()
+EVERY_NAMESPACE: Final = _EveryNamespace.EVERY_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache.accounts import Accounts
+from pagedkv.cache.events import EventKind, Events
 from pagedkv.cache.eviction import DEFAULT_LEVEL, EvictionQueue, Pages
 from pagedkv.cache.journal import Journal
 
@@ -29,7 +30,7 @@ class PagePool:
         USED    owned                   refcount > 0
     """
 
-    def __init__(self, num_pages: int, journal: Journal) -> None:
+    def __init__(self, num_pages: int, journal: Journal, events: Events | None = None) -> None:
         self.num_pages = num_pages
         self.journal = journal
         self.refcount = np.zeros(num_pages + 1, np.int32)
@@ -37,6 +38,7 @@ class PagePool:
         self.stack = np.arange(num_pages, 0, -1, dtype=np.int32)
         self.queue = EvictionQueue(num_pages, journal)
         self.accounts = Accounts(num_pages, journal)
+        self.events = events or Events(journal)
 
     @property
     def cached(self) -> int:
@@ -64,6 +66,7 @@ class PagePool:
         self.journal.replace(self.refcount, pages, np.zeros(count, np.int32), 1)
         self.free = left
         self.accounts.charge(pages, account)
+        self.events.add(EventKind.ALLOCATED, pages, account)
         return pages
 
     def retire(self, pages: Pages, level: int = DEFAULT_LEVEL) -> None:
@@ -112,6 +115,7 @@ class PagePool:
         if not distinct:
             self.refcount[pages] = held
             np.add.at(self.refcount, pages, 1)
+        self.events.add(EventKind.SHARED, pages)
 
     def drop(self, pages: Pages, *, distinct: bool = False) -> Pages:
         """Take one owner from each page; a page may occur several times, unless all are `distinct`.
@@ -119,6 +123,7 @@ class PagePool:
         Returns:
             The pages that lost their last owner, each once, in the order of their last occurrence.
         """
+        self.events.add(EventKind.RELEASED, pages)
         orphans = self._drop(pages, distinct)
         self.accounts.count_used(orphans, -1)
         return orphans

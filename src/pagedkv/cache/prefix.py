@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.cache.events import EventKind, Events
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import ChainHash, Keys
 from pagedkv.cache.journal import Journal
@@ -40,9 +41,12 @@ class PrefixIndex:
         indexed: bool [num_pages + 1]; true for the null page, so that walks need no special case.
     """
 
-    def __init__(self, num_pages: int, page_size: int, hasher: ChainHash, journal: Journal) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, hasher: ChainHash, journal: Journal, events: Events | None = None
+    ) -> None:
         self.hasher = hasher
         self.journal = journal
+        self.events = events or Events(journal)
         self.page_size = page_size
         self.tokens = np.zeros((num_pages + 1, page_size), np.int32)
         self.parent = np.zeros(num_pages + 1, np.int32)
@@ -177,6 +181,10 @@ class PrefixIndex:
 
     def insert(self, pages: Pages, keys: Keys, parents: NDArray[np.int32]) -> None:
         """Index pages under keys that are all new and all different."""
+        self.events.add(EventKind.INDEXED, pages, parents)
+        self._enter(pages, keys, parents)
+
+    def _enter(self, pages: Pages, keys: Keys, parents: NDArray[np.int32]) -> None:
         put = self.journal.put
         put(self.key, pages, keys)
         put(self.parent, pages, parents)
@@ -196,6 +204,7 @@ class PrefixIndex:
 
     def remove(self, pages: Pages) -> None:
         """Take pages out of the index."""
+        self.events.add(EventKind.FORGOTTEN, pages)
         put = self.journal.put
         put(self.indexed, pages, False)
         slots = (self.key.take(pages) & self._mask).view(np.int64)
@@ -219,7 +228,7 @@ class PrefixIndex:
         self.next = np.zeros(moves.num_pages + 1, np.int32)
         self.bucket, self._mask = _buckets(moves.num_pages)
         pages = (np.flatnonzero(self.indexed[1:]) + 1).astype(np.int32)
-        self.insert(pages, self.key[pages], self.parent[pages])
+        self._enter(pages, self.key[pages], self.parent[pages])
 
     def _skip_removed(self, pages: Pages) -> Pages:
         """Each page, or the first page after it in its chain that is still indexed (0 at the end)."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache import supply
+from pagedkv.cache.events import EventKind
 from pagedkv.cache.eviction import Pages
 from pagedkv.errors import ConfigError
 
@@ -100,3 +101,4 @@ def _apply(manager: KVCacheManager, moves: Moves) -> None:
     for part in (manager.pool, manager.pool.queue, manager.pool.accounts, manager.index, manager.retentions):
         part.resize(moves)
     manager.pins.move(moves.ids)
+    manager.events.add(EventKind.MOVED, moves.sources, moves.targets)

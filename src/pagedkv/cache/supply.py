@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.cache.events import EventKind
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.outcomes import Wait
 from pagedkv.cache.table import Rows
@@ -76,6 +77,7 @@ def evict(manager: KVCacheManager, pages: Pages) -> None:
     if pages.size:
         manager.pool.uncache(pages)
         forget(manager, pages)
+        manager.events.add(EventKind.EVICTED, pages)
         manager.pool.give_back(pages)
 
 
