@@ -4,6 +4,7 @@ from pagedkv.cache.audit import audit, check
 from pagedkv.cache.contiguous import ContiguousManager, GrowingContiguousManager
 from pagedkv.cache.events import EventBatch, EventKind, Events
 from pagedkv.cache.fragmentation import Fragmentation
+from pagedkv.cache.groups import GroupedManager, GroupUsage, LayerGroup, Placed
 from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.interop import BlockTable, PagesCSR, block_table, check_csr, check_page_size, csr, slot_mapping
 from pagedkv.cache.manager import KVCacheManager
@@ -29,13 +30,17 @@ __all__ = [
     "Extended",
     "Forked",
     "Fragmentation",
+    "GroupUsage",
+    "GroupedManager",
     "GrowingContiguousManager",
     "KVCacheManager",
+    "LayerGroup",
     "NamespaceUsage",
     "Never",
     "PageTable",
     "PagesCSR",
     "Pinned",
+    "Placed",
     "Recording",
     "ResetResult",
     "Resized",

@@ -30,6 +30,8 @@ from pagedkv.cache.table import PageTable, Rows
 class StretchManager(ABC):
     """What contiguous allocators have in common: all verbs but growth. Arguments as for KVCacheManager."""
 
+    nested = False
+
     def __init__(self, num_pages: int, page_size: int, *, max_rows: int, max_seq_len: int) -> None:
         check_sizes(num_pages, page_size, max_rows, max_seq_len)
         self.num_pages = num_pages

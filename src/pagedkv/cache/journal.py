@@ -84,6 +84,7 @@ def _restore(mapping: dict[Any, Any], key: object, value: object) -> None:
 
 class _Journaled(Protocol):
     journal: Journal
+    nested: bool
 
 
 _Self = TypeVar("_Self", bound=_Journaled)
@@ -96,10 +97,12 @@ def atomic(verb: Callable[Concatenate[_Self, _Args], _Answer]) -> Callable[Conca
 
     @wraps(verb)
     def whole(self: _Self, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
+        if self.nested:  # called by a verb of the manager that owns this one: done or undone together with that
+            return verb(self, *args, **kwargs)
         self.journal.begin()
-        if self.journal.calls is not None:
-            return _recorded(verb, self, *args, **kwargs)
         try:
+            if self.journal.calls is not None:
+                return _recorded(verb, self, self.journal.calls, *args, **kwargs)
             return verb(self, *args, **kwargs)
         except BaseException:
             self.journal.undo()
@@ -108,15 +111,12 @@ def atomic(verb: Callable[Concatenate[_Self, _Args], _Answer]) -> Callable[Conca
     return whole
 
 
-def _recorded(verb: Callable[..., _Answer], manager: _Journaled, *args: object, **kwargs: object) -> _Answer:
+def _recorded(
+    verb: Callable[..., _Answer], manager: _Journaled, calls: list[Call], *args: object, **kwargs: object
+) -> _Answer:
     """Run the verb and note the call once it is answered."""
     args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
     call = Call(verb.__name__, deepcopy(args), deepcopy(kwargs))
-    try:
-        answer = verb(manager, *args, **kwargs)
-    except BaseException:
-        manager.journal.undo()
-        raise
-    if manager.journal.calls is not None:
-        manager.journal.calls.append(call)
+    answer = verb(manager, *args, **kwargs)
+    calls.append(call)
     return answer

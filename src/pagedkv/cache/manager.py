@@ -59,6 +59,8 @@ class KVCacheManager:
         hasher: where keys come from; None for one with a seed of its own.
     """
 
+    nested = False  # whether another manager calls the verbs, and undoes them
+
     def __init__(
         self,
         num_pages: int,

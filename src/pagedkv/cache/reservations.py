@@ -72,7 +72,10 @@ class Reservations:
         if not entitled.any():
             return
         left = np.maximum(entitled - held, 0) + copies
-        goal = np.where(entitled > 0, left, 0)
+        self.aim(rows, np.where(entitled > 0, left, 0), available)
+
+    def aim(self, rows: Rows, goal: NDArray[np.integer], available: int) -> None:
+        """Promise rows[i] goal[i] pages, as far as pages are available: those first that are promised already."""
         had = self.promise.take(rows)
         kept = np.minimum(had, goal)
         want = goal - kept
