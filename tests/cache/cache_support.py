@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache import Admitted, ChainHash, EventKind, KVCacheManager, Sequence, check
+from pagedkv.cache.pool import PagePool
+from pagedkv.cache.windowed import WindowedGroup
 
 PAGE = 4
 
@@ -165,10 +167,24 @@ def state_of(manager: Any) -> Any:
             seen[row] = held_tokens(manager, row)
         state["tokens"] = [seen, {page: index.tokens[page].tolist() for page in np.flatnonzero(index.indexed).tolist()}]
         state["index"] = {name: snapshot(v) for name, v in vars(index).items() if name not in (*UNSEEN, "tokens")}
+        for name in ("key", "parent", "next"):
+            state["index"][name] = snapshot(np.where(index.indexed, getattr(index, name), 0))
+    if isinstance(manager, KVCacheManager | WindowedGroup):
+        state["pool"] = pool_state(manager.pool)
     return state
 
 
-UNSEEN = ("hasher", "_unused", "journal", "_checked", "_index", "_pool", "_accounts", "recent")
+def pool_state(pool: PagePool) -> Any:
+    """The pool without what lies beyond the ends of its stack and its lines."""
+    state = {name: snapshot(value) for name, value in vars(pool).items() if name not in (*UNSEEN, "stack", "queue")}
+    queue = {name: snapshot(value) for name, value in vars(pool.queue).items() if name not in (*UNSEEN, "lines")}
+    lines = {
+        level: (line.head, line.tail, line.entries[: line.tail].tolist()) for level, line in pool.queue.lines.items()
+    }
+    return [state, pool.stack[: pool.free].tolist(), queue, lines]
+
+
+UNSEEN = ("hasher", "_unused", "journal", "_checked", "_index", "_pool", "_accounts", "recent", "followers")
 
 
 def snapshot(thing: Any) -> Any:

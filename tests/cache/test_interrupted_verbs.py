@@ -158,6 +158,8 @@ def test_the_state_that_is_compared_is_the_whole_state() -> None:
             continue
         before = state_of(manager)
         held = getattr(part, name)
-        at = np.unravel_index(manager.table.table[0, 0] if name == "tokens" else 0, held.shape)
-        held[at] = not held[at] if held.dtype == np.bool_ else held[at] + 1
+        at = np.unravel_index(manager.table.table[0, 0] if part is manager.index else 0, held.shape)
+        was = held[at]
+        held[at] = not was if held.dtype == np.bool_ else was + 1
         assert state_of(manager) != before, name
+        held[at] = was

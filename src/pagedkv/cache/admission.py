@@ -20,6 +20,7 @@ from pagedkv.cache.journal import Journal
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, Never, Sequence, Wait
 from pagedkv.cache.prefix import NO_KEYS
 from pagedkv.cache.retention import Retention
+from pagedkv.cache.table import Rows
 from pagedkv.cache.tenants import Demand
 
 if TYPE_CHECKING:
@@ -33,25 +34,36 @@ class Pending:
         self.page_size = page_size
         self.journal = journal
         self.keys: dict[int, Keys] = {}
+        self.sums: dict[int, Keys] = {}
 
-    def announce(self, row: int, keys: Keys) -> None:
-        """The row will index pages under these keys, those of its prompt from the first page on."""
+    def announce(self, row: int, keys: Keys, sums: Keys) -> None:
+        """The row will index pages under these keys, those of its prompt from the first page on.
+
+        `sums` are the hash sums behind the keys.
+        """
         self.journal.entry(self.keys, row)
-        self.keys[row] = keys
+        self.journal.entry(self.sums, row)
+        self.keys[row], self.sums[row] = keys, sums
 
     def shorten(self, row: int, index_at: NDArray[np.int32], pages: int = 0) -> None:
         """Announce nothing beyond the row's first `pages`, nor what it has indexed."""
         if row in self.keys:
-            self.journal.entry(self.keys, row)
-            keys = self.keys.pop(row)[:pages]
+            keys, sums = self.keys[row][:pages], self.sums[row]
+            self._forget(row)
             if keys.size * self.page_size >= index_at[row]:
-                self.keys[row] = keys
+                self.keys[row], self.sums[row] = keys, sums
 
-    def forget_indexed(self, index_at: NDArray[np.int32]) -> None:
-        """Drop the rows that have indexed all they announced."""
-        for row in [row for row, keys in self.keys.items() if index_at[row] > keys.size * self.page_size]:
-            self.journal.entry(self.keys, row)
-            del self.keys[row]
+    def forget_indexed(self, rows: Rows, index_at: NDArray[np.int32]) -> None:
+        """Drop those of the rows that have indexed all they announced."""
+        if self.keys:
+            for row in rows.tolist():
+                if row in self.keys and index_at[row] > self.keys[row].size * self.page_size:
+                    self._forget(row)
+
+    def _forget(self, row: int) -> None:
+        self.journal.entry(self.keys, row)
+        self.journal.entry(self.sums, row)
+        del self.keys[row], self.sums[row]
 
     def covers(self, keys: Keys, matched: int, length: int) -> bool:
         """Is page number `matched` of a prompt with these keys and `length` tokens just being computed?"""
@@ -128,7 +140,7 @@ def _open(
         manager.index.store_tokens(own, prompt[shared:])
         put(manager.chain_sum, row, sums[matched.size - 1] if matched.size else manager.index.hasher.root_sum(root))
         if keys.size > matched.size:
-            manager.pending.announce(row, keys)
+            manager.pending.announce(row, keys, sums)
     copies = np.array([(source, own[0])], np.int32) if part else NO_COPIES
     manager.events.add(EventKind.COPIED, copies[:, 0], copies[:, 1])
     return Admitted(Sequence(row, int(manager.table.generation[row])), shared + part, copies)

@@ -65,8 +65,8 @@ class EvictionQueue:
         journal, end = self.journal, line.tail + pages.size
         journal.keep(line, "tail")
         journal.keep(self, "cached")
-        journal.put(line.entries, slice(line.tail, end), pages)
-        journal.put(self.position, pages, np.arange(line.tail, end))
+        line.entries[line.tail : end] = pages
+        journal.replace(self.position, pages, -1, np.arange(line.tail, end))
         if len(self.lines) > 1:
             journal.put(self.level, pages, level)
         line.tail = end

@@ -102,6 +102,30 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
     _advance(manager, rows, sums[np.cumsum(counts) - 1], full, index_at)
 
 
+def index_prompt(manager: KVCacheManager, row: int) -> bool:
+    """`index_pages` for a row all of whose new pages are full of its prompt, whose keys admission has computed.
+
+    False, and nothing done, where that does not hold or something of it is indexed already.
+    """
+    keys = manager.pending.keys.get(row)
+    first, full = int(manager.indexed[row]), int(manager.table.computed[row]) // manager.page_size
+    if keys is None or full > keys.size or not manager.index.all_new(keys[first:full]):
+        return False
+    own = manager.table.table[row, first:full].copy()
+    parents = np.empty_like(own)
+    parents[0] = manager.table.table[row, first - 1] if first else manager.root[row]
+    parents[1:] = own[:-1]
+    manager.index.insert(own, keys[first:full], parents)
+    if not first:
+        manager.namespaces.hold_root(int(manager.root[row]))
+    put = manager.journal.put
+    put(manager.chain_sum, row, manager.pending.sums[row][full - 1])
+    put(manager.indexed, row, full)
+    put(manager.index_at, row, (full + 1) * manager.page_size)
+    manager.pending.shorten(row, manager.index_at, keys.size)
+    return True
+
+
 def index_ends(manager: KVCacheManager, rows: Rows) -> None:
     """Index the partly filled last pages of rows that end, for prompts that begin like them.
 

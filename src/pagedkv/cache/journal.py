@@ -53,8 +53,8 @@ class Journal:
         self.save(array, index)
         array[index] = values
 
-    def replace(self, array: NDArray[Any], index: NDArray[np.integer], old: NDArray[Any], new: ArrayLike) -> None:
-        """`put` where the caller has gathered what is there."""
+    def replace(self, array: NDArray[Any], index: NDArray[np.integer], old: ArrayLike, new: ArrayLike) -> None:
+        """`put` where the caller knows what is there: `old`, an array or one value for all."""
         self._entries.append((setitem, array, index, old))
         array[index] = new
 

@@ -19,7 +19,7 @@ from pagedkv.cache.checks import check_sizes, checked_counts, checked_ids, check
 from pagedkv.cache.events import Events
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import ChainHash, Keys
-from pagedkv.cache.indexing import CHUNK, NEVER, RecentTokens, index_ends, index_pages
+from pagedkv.cache.indexing import CHUNK, NEVER, RecentTokens, index_ends, index_pages, index_prompt
 from pagedkv.cache.journal import Journal, atomic
 from pagedkv.cache.outcomes import Admitted, Extended, Forked, Never, Sequence, Usage, Wait
 from pagedkv.cache.pins import EVERY_NAMESPACE, Pinned, Pins, ResetResult, free_unowned, pages_under
@@ -178,10 +178,12 @@ class KVCacheManager:
         self.journal.keep(self, "_unindexed")
         self._unindexed = 0
         ready = np.flatnonzero(self.table.computed >= self.index_at)
+        if ready.size == 1 and index_prompt(self, int(ready[0])):
+            return
         for first in range(0, ready.size, CHUNK):
             rows = ready[first : first + CHUNK]
             index_pages(self, rows, self.table.computed[rows].astype(np.int64) // self.page_size)
-        self.pending.forget_indexed(self.index_at)
+        self.pending.forget_indexed(ready, self.index_at)
 
     @atomic
     def release(self, sequences: Iterable[Sequence]) -> None:

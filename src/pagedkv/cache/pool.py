@@ -63,7 +63,7 @@ class PagePool:
         left = self.free - count
         pages = self.stack[left : self.free][::-1].copy()
         self.journal.keep(self, "free")
-        self.journal.replace(self.refcount, pages, np.zeros(count, np.int32), 1)
+        self.journal.replace(self.refcount, pages, 0, 1)
         self.free = left
         self.accounts.charge(pages, account)
         self.events.add(EventKind.ALLOCATED, pages, account)
@@ -84,7 +84,7 @@ class PagePool:
         if not pages.size:
             return
         self.journal.keep(self, "free")
-        self.journal.put(self.stack, slice(self.free, self.free + pages.size), pages)
+        self.stack[self.free : self.free + pages.size] = pages
         self.free += pages.size
 
     def resize(self, moves: Moves) -> None:
@@ -132,7 +132,7 @@ class PagePool:
         held = self.refcount.take(pages)
         shared = held > 1
         if not shared.any():  # one owner each, so each occurs once
-            self.journal.replace(self.refcount, pages, held, 0)
+            self.journal.replace(self.refcount, pages, 1, 0)
             return pages
         if distinct:
             self.journal.replace(self.refcount, pages, held, held - 1)

@@ -180,16 +180,17 @@ class PrefixIndex:
         return target, parent, ok
 
     def insert(self, pages: Pages, keys: Keys, parents: NDArray[np.int32]) -> None:
-        """Index pages under keys that are all new and all different."""
+        """Index pages under keys that are all new and all different.
+
+        None of them has been evicted by the same verb: what its undo would need to know of it is overwritten.
+        """
         self.events.add(EventKind.INDEXED, pages, parents)
         self._enter(pages, keys, parents)
 
     def _enter(self, pages: Pages, keys: Keys, parents: NDArray[np.int32]) -> None:
-        put = self.journal.put
-        put(self.key, pages, keys)
-        put(self.parent, pages, parents)
-        put(self.indexed, pages, True)
-        self.journal.save(self.next, pages)
+        self.key[pages] = keys
+        self.parent[pages] = parents
+        self.journal.replace(self.indexed, pages, False, True)
         slots = (keys & self._mask).view(np.int64)
         self.journal.save(self.bucket, slots)
         while pages.size:
@@ -205,8 +206,7 @@ class PrefixIndex:
     def remove(self, pages: Pages) -> None:
         """Take pages out of the index."""
         self.events.add(EventKind.FORGOTTEN, pages)
-        put = self.journal.put
-        put(self.indexed, pages, False)
+        self.journal.replace(self.indexed, pages, True, False)
         slots = (self.key.take(pages) & self._mask).view(np.int64)
         before = self.bucket.take(slots)
         heads = self._skip_removed(before.copy())
@@ -214,7 +214,7 @@ class PrefixIndex:
         at = heads[self.next.take(heads) != 0]
         while at.size:
             after = self._skip_removed(self.next.take(at))
-            put(self.next, at, after)
+            self.journal.put(self.next, at, after)
             at = after[self.next.take(after) != 0]
 
     def resize(self, moves: Moves) -> None:
