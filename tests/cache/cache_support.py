@@ -184,13 +184,13 @@ def pool_state(pool: PagePool) -> Any:
     return [state, pool.stack[: pool.free].tolist(), queue, lines]
 
 
-UNSEEN = ("hasher", "_unused", "journal", "_checked", "_index", "_pool", "_accounts", "recent", "followers")
+UNSEEN = ("hasher", "_spare", "_spares", "journal", "_checked", "_index", "_pool", "_accounts", "recent", "followers")
 
 
 def snapshot(thing: Any) -> Any:
     """Everything a manager knows, as values that can be compared.
 
-    Left out: the hasher, whose salts only grow; numbers of roots that wait for another name; the journal; the rows that
+    Left out: the hasher, whose salts only grow; numbers of roots that have no name now; the journal; the rows that
     were checked last; how many decode steps' tokens wait to be noted. Pages that wait to be indexed are indexed first.
     """
     if isinstance(thing, KVCacheManager):

@@ -277,7 +277,8 @@ class Namespaces:
         self._roots: dict[Hashable, int] = {}
         self._names: dict[int, Hashable] = {}
         self._users: dict[int, int] = {}
-        self._unused: dict[int, None] = {}
+        self._spare: dict[int, int] = {}  # a stack of numbers without a name, by position
+        self._spares = 0
 
     def __len__(self) -> int:
         return len(self._roots)
@@ -285,7 +286,7 @@ class Namespaces:
     @property
     def numbers(self) -> int:
         """How many numbers roots have had so far; the lowest is the negative of it."""
-        return len(self._roots) + len(self._unused)
+        return len(self._roots) + self._spares
 
     def find(self, name: Hashable) -> int:
         """The root of this name; 0, which is nobody's parent, if it has none. Names compare as dictionary keys do.
@@ -306,9 +307,9 @@ class Namespaces:
         """Count one more user of the name and return its root."""
         root = self.find(name)
         if not root:
-            root = next(iter(self._unused), -1 - len(self._roots))
+            root = self._spare[self._spares - 1] if self._spares else -1 - len(self._roots)
             self._remember(name, root)
-            self._unused.pop(root, None)
+            self._spares = max(self._spares - 1, 0)
             self._roots[name], self._names[root], self._users[root] = root, name, 0
         self.hold_root(root)
         return root
@@ -326,7 +327,9 @@ class Namespaces:
             name = self._names[root]
             self._remember(name, root)
             del self._users[root], self._names[root], self._roots[name]
-            self._unused[root] = None
+            self.journal.entry(self._spare, self._spares)
+            self._spare[self._spares] = root
+            self._spares += 1
 
     def users(self) -> dict[int, int]:
         """Users of each root, for the audit."""
@@ -334,5 +337,6 @@ class Namespaces:
 
     def _remember(self, name: Hashable, root: int) -> None:
         self.journal.entry(self._roots, name)
-        for mapping in (self._names, self._users, self._unused):
+        self.journal.keep(self, "_spares")
+        for mapping in (self._names, self._users):
             self.journal.entry(mapping, root)
