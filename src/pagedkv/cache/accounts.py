@@ -41,7 +41,7 @@ class Accounts:
 
     def charge(self, pages: Pages, account: int | NDArray[np.integer]) -> None:
         """These pages, handed out just now, are used by `account`, or by account[i]."""
-        self.journal.put(self.of, pages, account)
+        self.journal.put(self.of, pages.astype(np.int64), account)
         if self.counting:
             self._reach(int(np.max(account)))
             self.count_used(pages, 1)

@@ -66,7 +66,7 @@ class EvictionQueue:
         journal.keep(line, "tail")
         journal.keep(self, "cached")
         line.entries[line.tail : end] = pages
-        journal.replace(self.position, pages, -1, np.arange(line.tail, end))
+        journal.replace(self.position, pages.astype(np.int64), -1, np.arange(line.tail, end))
         if len(self.lines) > 1:
             journal.put(self.level, pages, level)
         line.tail = end
@@ -89,7 +89,7 @@ class EvictionQueue:
     def withdraw(self, pages: Pages) -> None:
         """Take these cached pages, all different, out of the queue wherever they are in it."""
         self.journal.keep(self, "cached")
-        self.journal.put(self.position, pages, -1)
+        self.journal.put(self.position, pages.astype(np.int64), -1)
         self.cached -= pages.size
 
     def queued(self) -> Pages:

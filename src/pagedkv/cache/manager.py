@@ -461,7 +461,7 @@ class KVCacheManager:
 
     def share_tails(self, rows: Rows, shared: bool | NDArray[np.bool_]) -> None:
         """Mark the rows whose last page is partly filled and not theirs alone to write."""
-        if self._tails_shared or np.any(shared):
+        if self._tails_shared or (shared is not False and np.any(shared)):
             self.journal.keep(self, "_tails_shared")
             self.journal.put(self.shares_tail, rows, shared)
             self._tails_shared = bool(self.shares_tail.any())

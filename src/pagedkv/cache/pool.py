@@ -63,7 +63,7 @@ class PagePool:
         left = self.free - count
         pages = self.stack[left : self.free][::-1].copy()
         self.journal.keep(self, "free")
-        self.journal.replace(self.refcount, pages, 0, 1)
+        self.journal.replace(self.refcount, pages.astype(np.int64), 0, 1)
         self.free = left
         self.accounts.charge(pages, account)
         self.events.add(EventKind.ALLOCATED, pages, account)
@@ -105,15 +105,16 @@ class PagePool:
         """
         if not pages.size:
             return
-        held = self.refcount.take(pages)
+        at = pages.astype(np.int64)
+        held = self.refcount.take(at)
         idle = held == 0
         if idle.any():
             revived = pages[idle] if distinct else pages[idle][self._last_occurrence(pages[idle])]
             self.uncache(revived)
             self.accounts.count_used(revived, 1)
-        self.journal.replace(self.refcount, pages, held, held + 1)
+        self.journal.replace(self.refcount, at, held, held + 1)
         if not distinct:
-            self.refcount[pages] = held
+            self.refcount[at] = held
             np.add.at(self.refcount, pages, 1)
         self.events.add(EventKind.SHARED, pages)
 
@@ -129,15 +130,16 @@ class PagePool:
         return orphans
 
     def _drop(self, pages: Pages, distinct: bool) -> Pages:
-        held = self.refcount.take(pages)
-        shared = held > 1
-        if not shared.any():  # one owner each, so each occurs once
-            self.journal.replace(self.refcount, pages, 1, 0)
+        at = pages.astype(np.int64)  # the index type of NumPy: assignments are twice as fast
+        held = self.refcount.take(at)
+        if held.max(initial=0) <= 1:  # one owner each, so each occurs once
+            self.journal.replace(self.refcount, at, 1, 0)
             return pages
+        shared = held > 1
         if distinct:
-            self.journal.replace(self.refcount, pages, held, held - 1)
+            self.journal.replace(self.refcount, at, held, held - 1)
             return pages[~shared]
-        self.journal.replace(self.refcount, pages, held, held)
+        self.journal.replace(self.refcount, at, held, held)
         np.subtract.at(self.refcount, pages, 1)
         orphaned = self.refcount.take(pages) == 0
         orphans = pages[orphaned]

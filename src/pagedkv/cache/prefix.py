@@ -188,9 +188,10 @@ class PrefixIndex:
         self._enter(pages, keys, parents)
 
     def _enter(self, pages: Pages, keys: Keys, parents: NDArray[np.int32]) -> None:
-        self.key[pages] = keys
-        self.parent[pages] = parents
-        self.journal.replace(self.indexed, pages, False, True)
+        at = pages.astype(np.int64)
+        self.key[at] = keys
+        self.parent[at] = parents
+        self.journal.replace(self.indexed, at, False, True)
         slots = (keys & self._mask).view(np.int64)
         self.journal.save(self.bucket, slots)
         while pages.size:
@@ -198,15 +199,15 @@ class PrefixIndex:
             self.bucket[slots] = pages
             placed = self.bucket.take(slots) == pages  # of several pages for one bucket, the last has won
             if placed.all():
-                self.next[pages] = heads
+                self.next[at] = heads
                 return
-            self.next[pages[placed]] = heads[placed]
-            pages, slots = pages[~placed], slots[~placed]
+            self.next[at[placed]] = heads[placed]
+            pages, at, slots = pages[~placed], at[~placed], slots[~placed]
 
     def remove(self, pages: Pages) -> None:
         """Take pages out of the index."""
         self.events.add(EventKind.FORGOTTEN, pages)
-        self.journal.replace(self.indexed, pages, True, False)
+        self.journal.replace(self.indexed, pages.astype(np.int64), True, False)
         slots = (self.key.take(pages) & self._mask).view(np.int64)
         before = self.bucket.take(slots)
         heads = self._skip_removed(before.copy())
