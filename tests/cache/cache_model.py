@@ -92,13 +92,14 @@ class Model:
         headroom: int,
         share_pending: bool,
         retention: Wishes = (),
+        reuse: bool = True,
     ) -> Row | Wait | Never:
         whole = -(-(len(prompt) + reserve) // self.page_size)
         if whole > self.num_pages:
             return Never(whole, self.num_pages)
         if len(self.rows) == self.max_rows:
             return Wait(1, 0, on="rows")
-        matched = self.match(prompt, namespace)
+        matched = self.match(prompt, namespace) if reuse else []
         if share_pending and self._pending(prompt, namespace, len(matched)):
             return Wait(1, 0, on="prefix")
         if whole > self.limits.ceiling(namespace):
@@ -112,7 +113,7 @@ class Model:
         refusal = self.limits.refusal({namespace: (fresh + idle, needed - headroom - fresh)}, needed, headroom)
         if refusal is not None:
             return refusal
-        part = self.part(prompt, namespace, len(matched))
+        part = self.part(prompt, namespace, len(matched)) if reuse else 0
         for page in matched:
             self._own(page)
         own = self._take([namespace] * fresh)
@@ -271,6 +272,21 @@ class Model:
             self._own(page)
         return pages
 
+    def hold(self, number: int) -> list[Page] | Wait:
+        row = self.rows[number]
+        partial = bool(len(row.tokens) % self.page_size)
+        needed = int(partial and row.entitled > 0 and not row.shares)
+        if needed > self.available - self.promised:
+            return Wait(needed, self.available - self.promised)
+        refusal = self.limits.refusal({row.namespace: (0, needed)}, needed)
+        if refusal is not None:
+            return refusal
+        for page in row.pages:
+            self._own(page)
+        row.shares = partial
+        self._settle([row])
+        return list(row.pages)
+
     def unpin(self, number: int) -> None:
         self._drop_all(self.pins.pop(number, [])[::-1])
 
@@ -323,6 +339,9 @@ class Model:
             while self.caching and not row.barred and (row.indexed + 1) * self.page_size <= row.computed:
                 key = (row.namespace, tuple(row.tokens[: (row.indexed + 1) * self.page_size]))
                 twin = self.index.get(key)
+                if twin is not None and row.pages[row.indexed].owners > 1:  # held: it cannot give its own page up
+                    row.barred, row.full_prompt_pages = True, 0
+                    break
                 if twin is None:
                     self.index[key] = row.pages[row.indexed]
                     row.pages[row.indexed].key = key

@@ -100,6 +100,7 @@ VERBS: dict[str, Verb] = {
     "reorder": lambda m: m.reorder([0, 2, 3], [2, 0, 1]),
     "trim": lambda m: m.trim([0, 3], [3, 4]),
     "pin": lambda m: m.pin([9] * 4, "gone"),
+    "hold": lambda m: m.hold(2),
     "unpin": lambda m: m.unpin(Pinned(0, 4)),
     "reset": lambda m: m.reset(),
     "reset of a namespace": lambda m: m.reset(namespace="gone"),

@@ -97,6 +97,7 @@ class Machine(RuleBasedStateMachine):
     def on_trim(self, rows: list[int], lengths: list[int]) -> None: ...
     def on_reset(self, answer: ResetResult, names: list[Hashable]) -> None: ...
     def on_pin(self, answer: Any, tokens: list[int], name: Hashable) -> None: ...
+    def on_hold(self, answer: Any, row: int) -> None: ...
     def on_unpin(self, handle: Pinned) -> None: ...
     def on_tick(self, demoted: int, now: float) -> None: ...
     def on_limits(self, name: Hashable, floor: int, ceiling: int | None) -> None: ...
@@ -110,6 +111,7 @@ class Machine(RuleBasedStateMachine):
         reserve=st.just(0) | st.integers(0, 8),
         headroom=st.just(0) | st.integers(0, 2),
         share_pending=st.booleans(),
+        reuse=st.sampled_from([True, True, False]),
         retention=st.just(()) | retentions,
     )
     def admit(self, fresh: list[int], earlier: int | None, keep: int, **options: Any) -> None:
@@ -269,6 +271,19 @@ class Machine(RuleBasedStateMachine):
         self.on_pin(answer, tokens, name)
         if isinstance(answer, Pinned):
             assert answer.tokens == 0 or (name, tuple(tokens[: answer.tokens])) in self.ever_computed
+            self.pinned.append(answer)
+        else:
+            assert snapshot(self.manager) == before
+
+    @precondition(lambda self: self.live)
+    @rule(at=st.integers(0, MAX_ROWS - 1))
+    def hold(self, at: int) -> None:
+        row = sorted(self.live)[at % len(self.live)]
+        before = snapshot(self.manager)
+        answer = self.manager.hold(row)
+        self.on_hold(answer, row)
+        if isinstance(answer, Pinned):
+            assert answer.tokens == len(self.tokens[row])
             self.pinned.append(answer)
         else:
             assert snapshot(self.manager) == before
@@ -448,6 +463,14 @@ class ExactMachine(Machine):
         else:
             assert answer == expected
 
+    def on_hold(self, answer: Any, row: int) -> None:
+        expected = self.model.hold(row)
+        if isinstance(expected, list):
+            assert isinstance(answer, Pinned), answer
+            self.model.pins[answer.number] = expected
+        else:
+            assert answer == expected
+
     def on_unpin(self, handle: Pinned) -> None:
         self.model.unpin(handle.number)
 
@@ -501,9 +524,15 @@ class ExactMachine(Machine):
             assert (of.used, of.promised) == (model.limits.used(name), model.limits.promised(name))
             assert of.cached == sum(page.namespace == name for page in model.idle)
             assert (of.floor, of.ceiling) == model.limits.of.get(name, (0, None))
-        alone = len(model.pinned_alone())
-        assert usage.tokens == sum(filled.values()) + alone * model.page_size
-        assert usage.owned == sum(len(row.pages) for row in model.rows.values()) + alone
+        alone = model.pinned_alone()
+        tokens = {pin.number: pin.tokens for pin in self.pinned}
+        for number, pages in model.pins.items():
+            for column, page in enumerate(pages):
+                if page in alone:
+                    seen = min(model.page_size, tokens[number] - column * model.page_size)
+                    filled[id(page)] = max(filled.get(id(page), 0), seen)
+        assert usage.tokens == sum(filled.values())
+        assert usage.owned == sum(len(row.pages) for row in model.rows.values()) + len(alone)
 
     def match_foretells_the_next_admission(self) -> None:
         for prompt in self.seen[-3:]:
@@ -558,6 +587,7 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
                 reserve=rng.choice([0, 0, 0, rng.randint(1, 6)]),
                 headroom=rng.choice([0, 0, 0, 1]),
                 share_pending=rng.random() < 0.2,
+                reuse=rng.random() < 0.9,
                 retention=some_retention(rng) if rng.random() < 0.2 else (),
             )
         elif verb == "release" and machine.handles:
@@ -580,7 +610,9 @@ def walk(machine: Machine, seed: int, steps: int) -> Machine:
             if rng.random() < 0.1:
                 machine.reset(rng.choice([EVERY_NAMESPACE, *NAMESPACES]))
                 machine.verify()
-            if rng.random() < 0.5:
+            if rng.random() < 0.2 and machine.live:
+                machine.hold(rng.randint(0, MAX_ROWS - 1))
+            elif rng.random() < 0.5:
                 machine.pin(rng.randint(0, 40), rng.randint(1, MAX_SEQ_LEN), rng.choice(NAMESPACES))
             elif machine.pinned:
                 machine.unpin(rng.randint(0, 40))

@@ -246,7 +246,7 @@ def pin_of_a_missing_page(manager: KVCacheManager) -> str:
 
 
 def pin_half_forgotten(manager: KVCacheManager) -> str:
-    manager.index.indexed[manager.pins._pages[0][1]] = False
+    manager.index.indexed[manager.pins._pages[0][0]] = False
     return "pin 0 holds pages ["
 
 

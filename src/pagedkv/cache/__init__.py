@@ -1,6 +1,7 @@
 """The allocator: who owns which page. Arrays in, arrays out; NumPy and the standard library only."""
 
 from pagedkv.cache.audit import audit, check
+from pagedkv.cache.content import ContentIds, content_of
 from pagedkv.cache.contiguous import ContiguousManager, GrowingContiguousManager
 from pagedkv.cache.events import EventBatch, EventKind, Events
 from pagedkv.cache.fragmentation import Fragmentation
@@ -23,6 +24,7 @@ __all__ = [
     "BlockTable",
     "CacheManager",
     "ChainHash",
+    "ContentIds",
     "ContiguousManager",
     "EventBatch",
     "EventKind",
@@ -53,6 +55,7 @@ __all__ = [
     "check",
     "check_csr",
     "check_page_size",
+    "content_of",
     "csr",
     "slot_mapping",
 ]

@@ -18,7 +18,7 @@ from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import Keys
 from pagedkv.cache.journal import Journal
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, Never, Sequence, Wait
-from pagedkv.cache.prefix import NO_KEYS
+from pagedkv.cache.prefix import NO_KEYS, NO_PAGES
 from pagedkv.cache.retention import Retention
 from pagedkv.cache.table import Rows
 from pagedkv.cache.tenants import Demand
@@ -80,6 +80,7 @@ def admit(
     headroom: int,
     owner: str,
     share_pending: bool,
+    reuse: bool,
     retention: tuple[Retention, ...],
 ) -> Admitted | Wait | Never:
     """`KVCacheManager.admit` for a checked prompt."""
@@ -90,11 +91,12 @@ def admit(
         return Wait(1, 0, on="rows")
     root = manager.namespaces.hold(namespace)
     matched, keys, sums = manager.find_cached(prompt, root)
+    matched = matched if reuse else NO_PAGES
     refusal = _refusal(manager, prompt.size, root, whole, matched, headroom, keys if share_pending else NO_KEYS)
     if refusal is not None:
         manager.namespaces.let_go(root)
         return refusal
-    answer = _open(manager, prompt, root, matched, keys, sums, whole, owner)
+    answer = _open(manager, prompt, root, matched, keys, sums, whole, owner, reuse)
     manager.retentions.ask(answer.sequence.row, retention, manager.index.indexed)
     return answer
 
@@ -122,11 +124,12 @@ def _open(
     sums: Keys,
     whole: int,
     owner: str,
+    reuse: bool,
 ) -> Admitted:
     """Carry out an admission that is known to succeed. The match is pinned before anything is evicted."""
     size, put = manager.page_size, manager.journal.put
     shared = matched.size * size
-    source, part = manager.find_part(prompt, matched, root)
+    source, part = manager.find_part(prompt, matched, root) if reuse else (0, 0)
     manager.pool.acquire(matched, distinct=True)
     own = supply.take(manager, pages_for_tokens(prompt.size, size) - matched.size, -root)
     pages = np.concatenate((matched, own)) if matched.size else own

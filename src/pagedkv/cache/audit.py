@@ -93,13 +93,13 @@ def _owners(manager: KVCacheManager) -> Iterator[str]:
 
 
 def _pins(manager: KVCacheManager) -> Iterator[str]:
-    """The pages of a pin are a chain from a root, or after a reset none of them is indexed."""
+    """The pages of a pin that are indexed come first, as a chain from a root."""
     for number, pages in manager.pins.by_number().items():
         if not all(_exists(manager, page) for page in pages):
             yield f"pin {number} holds pages that do not exist: {pages}"
             continue
         indexed = [page for page in pages if manager.index.indexed[page]]
-        if indexed and indexed != pages:
+        if indexed != pages[: len(indexed)]:
             yield f"pin {number} holds pages {pages}, of which only {indexed} are indexed"
         parents = manager.index.parent[indexed].tolist()
         if indexed and (parents[0] >= 0 or parents[1:] != indexed[:-1]):

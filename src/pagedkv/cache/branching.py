@@ -26,6 +26,7 @@ from pagedkv.cache.checks import check_whole, checked_counts
 from pagedkv.cache.events import EventKind
 from pagedkv.cache.indexing import NEVER
 from pagedkv.cache.outcomes import Forked, Sequence, Wait
+from pagedkv.cache.pins import Pinned
 from pagedkv.cache.ragged import ragged
 from pagedkv.cache.table import Rows
 from pagedkv.cache.tenants import Demand
@@ -66,6 +67,21 @@ def fork(manager: KVCacheManager, row: int, branches: int, reserve: int) -> Fork
     manager.share_tails(np.append(rows, row), partial)
     supply.settle(manager, np.append(rows, row))
     return Forked(tuple(Sequence(int(new), int(manager.table.generation[new])) for new in rows))
+
+
+def hold(manager: KVCacheManager, row: int) -> Pinned | Wait:
+    """`KVCacheManager.hold`."""
+    at = manager.table.checked([row])
+    root, partial = int(manager.root[row]), int(manager.table.length[row]) % manager.page_size > 0
+    copies = partial and manager.reservations.entitled[row] > 0 and not manager.shares_tail[row]
+    refusal = supply.refusal(manager, -root, Demand(promised=int(copies)))
+    if refusal is not None:
+        return refusal
+    manager.namespaces.hold_root(root)
+    held = manager.pins.add(manager.table.owned(at)[::-1].copy(), int(manager.table.length[row]), root)
+    manager.share_tails(at, partial)
+    supply.settle(manager, at)
+    return held
 
 
 def reorder(manager: KVCacheManager, rows: ArrayLike, parents: ArrayLike) -> None:

@@ -14,7 +14,7 @@ from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import Keys
 from pagedkv.cache.journal import Journal
 from pagedkv.cache.prefix import PrefixIndex
-from pagedkv.cache.ragged import ragged
+from pagedkv.cache.ragged import prefix_all, ragged
 from pagedkv.cache.table import Rows
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
         _advance(manager, rows, sums, full, (full + 1) * manager.page_size)
         return
     target, parent, ok = manager.index.resolve(own, keys, above, counts)
+    held = (target != own) & (manager.pool.refcount[own] > 1)  # something is under way with the row's own page
+    if held.any():
+        ok = prefix_all(ok & ~held, counts, group)
     fresh = ok & (target == own)
     if not ok.all():
         full = first + np.bincount(group[ok], minlength=rows.size)
@@ -97,7 +100,7 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
         manager.journal.put(manager.table.table, (owner[moved], column[moved]), target[moved])
         manager.journal.put(manager.tail_page, rows, manager.table.last_pages(rows))
         manager.pool.give_back(manager.pool.drop(own[moved]))
-    collided = full < first + counts  # a key was taken by other content: the row is indexed no further
+    collided = full < first + counts  # a key was taken by other content, or a page is held: indexed no further
     index_at = np.where(collided, NEVER, (full + 1) * manager.page_size)
     _advance(manager, rows, sums[np.cumsum(counts) - 1], full, index_at)
 

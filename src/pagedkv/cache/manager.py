@@ -109,6 +109,7 @@ class KVCacheManager:
         headroom: int = 0,
         owner: str = "",
         share_pending: bool = False,
+        reuse: bool = True,
         retention: Iterable[Retention] = (),
     ) -> Admitted | Wait | Never:
         """Give a prompt a row and all its pages; leading pages that are cached are shared instead of taken.
@@ -123,6 +124,7 @@ class KVCacheManager:
                 prompt waits for ever if it can only be admitted without.
             owner: name for messages and audits.
             share_pending: answer Wait(on="prefix") while another row is computing the next full page of this prompt.
+            reuse: False computes the whole prompt, as its log-probabilities need; it is cached all the same.
             retention: how the sequence's pages rank once nobody owns them, per range of tokens.
 
         Raises:
@@ -131,7 +133,7 @@ class KVCacheManager:
         prompt = checked_prompt(tokens, reserve, headroom, self.max_seq_len)
         wishes = check_retention(retention)
         self.index_filled()
-        return admission.admit(self, prompt, namespace, reserve, headroom, owner, share_pending, wishes)
+        return admission.admit(self, prompt, namespace, reserve, headroom, owner, share_pending, reuse, wishes)
 
     @atomic
     def extend(self, rows: ArrayLike, tokens: ArrayLike, counts: ArrayLike = 1) -> Extended | Wait | Never:
@@ -284,7 +286,20 @@ class KVCacheManager:
             return refusal
         if pages.size:
             self.namespaces.hold_root(root)
-        return self.pins.add(pages, root)
+        return self.pins.add(pages, pages.size * self.page_size, root)
+
+    @atomic
+    def hold(self, row: int) -> Pinned | Wait:
+        """Own all pages of a row, until `unpin`: a copy, a load or a step that works on them is under way.
+
+        Whatever becomes of the row, the pages are not handed out, nor written: the row copies its last page if it
+        goes on in it. While a page is held, its row does not move to a twin, but is indexed no further.
+
+        Raises:
+            StaleSequenceError: no such row.
+        """
+        self.index_filled()
+        return branching.hold(self, row)
 
     @atomic
     def unpin(self, pinned: Pinned) -> None:
@@ -428,13 +443,13 @@ class KVCacheManager:
     def usage(self) -> Usage:
         """Where the pages are now. Costs one pass over the reference counts."""
         self.index_filled()
-        alone = self.pins.alone  # full pages that no row counts
+        alone, tokens = self.pins.alone()  # pages that no row counts
         owned = int(self.table.pages.sum()) + alone
         used = self.pool.used
         if self._tails_shared:
-            tokens = branching.tokens_held(self) + alone * self.page_size
+            tokens += branching.tokens_held(self)
         else:  # shared pages are full ones
-            tokens = int(self.table.length.sum()) + (alone - owned + used) * self.page_size
+            tokens += int(self.table.length.sum()) - (owned - used) * self.page_size
         return Usage(
             self.num_pages,
             used,

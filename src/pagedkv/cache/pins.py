@@ -46,7 +46,7 @@ class ResetResult:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A handle on pages that are kept from eviction until `unpin`: the first `tokens` tokens of what was given."""
+    """A handle on pages that are kept until `unpin`: the first `tokens` tokens of what was given."""
 
     number: int
     tokens: int
@@ -65,18 +65,20 @@ class Pins:
         self._pool = pool
         self._page_size = page_size
         self._pages: dict[int, Pages] = {}
+        self._tokens: dict[int, int] = {}
         self._next = 0
 
-    def add(self, pages: Pages, root: int) -> Pinned:
-        """Own these pages; the caller has made sure that they may be owned."""
+    def add(self, pages: Pages, tokens: int, root: int) -> Pinned:
+        """Own these pages, which hold so many tokens; the caller has made sure that they may be owned."""
         self._pool.acquire(pages, distinct=True)
         self.journal.keep(self, "_next")
-        pinned = Pinned(self._next, int(pages.size) * self._page_size)
+        pinned = Pinned(self._next, tokens)
         self._next += 1
         if pages.size:
-            for mapping in (self._pages, self.roots):
+            for mapping in (self._pages, self._tokens, self.roots):
                 self.journal.entry(mapping, pinned.number)
             self._pages[pinned.number], self.roots[pinned.number] = pages, root
+            self._tokens[pinned.number] = tokens
         return pinned
 
     def remove(self, pinned: Pinned) -> tuple[Pages, int]:
@@ -90,8 +92,9 @@ class Pins:
         """
         if not 0 <= pinned.number < self._next:
             raise StaleSequenceError(f"no pin {pinned.number} was ever handed out; {self._next} have been so far")
-        for mapping in (self._pages, self.roots):
+        for mapping in (self._pages, self._tokens, self.roots):
             self.journal.entry(mapping, pinned.number)
+        self._tokens.pop(pinned.number, None)
         pages = self._pages.pop(pinned.number, NO_PAGES)
         return self._pool.drop(pages[::-1], distinct=True), self.roots.pop(pinned.number, 0)
 
@@ -106,13 +109,18 @@ class Pins:
         """Pages with at least one pin."""
         return len({page for pages in self._pages.values() for page in pages.tolist()})
 
-    @property
-    def alone(self) -> int:
-        """Pages that pins own and nobody else."""
+    def alone(self) -> tuple[int, int]:
+        """Pages that pins own and nobody else, and the tokens in them."""
         if not self._pages:
-            return 0
-        pins = np.bincount(np.concatenate(list(self._pages.values())), minlength=self._pool.refcount.size)
-        return int(np.count_nonzero((pins > 0) & (pins == self._pool.refcount)))
+            return 0, 0
+        owners = np.zeros(self._pool.refcount.size, np.int64)
+        filled = np.zeros(self._pool.refcount.size, np.int64)
+        for number, pages in self._pages.items():
+            owners[pages] += 1
+            ends = np.minimum(self._tokens[number] - np.arange(pages.size) * self._page_size, self._page_size)
+            filled[pages] = np.maximum(filled[pages], ends)
+        alone = (owners > 0) & (owners == self._pool.refcount)
+        return int(np.count_nonzero(alone)), int(filled[alone].sum())
 
     def by_number(self) -> dict[int, list[int]]:
         """Page ids of each pin, for the audit."""
