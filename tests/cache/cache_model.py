@@ -336,6 +336,8 @@ class Model:
         for number, count in zip(numbers, counts, strict=True):
             row = self.rows[number]
             row.computed += count
+        for number in sorted(numbers):
+            row = self.rows[number]
             while self.caching and not row.barred and (row.indexed + 1) * self.page_size <= row.computed:
                 key = (row.namespace, tuple(row.tokens[: (row.indexed + 1) * self.page_size]))
                 twin = self.index.get(key)

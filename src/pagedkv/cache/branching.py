@@ -78,7 +78,8 @@ def hold(manager: KVCacheManager, row: int) -> Pinned | Wait:
     if refusal is not None:
         return refusal
     manager.namespaces.hold_root(root)
-    held = manager.pins.add(manager.table.owned(at)[::-1].copy(), int(manager.table.length[row]), root)
+    early = int(manager.table.computed[row]) < int(manager.table.length[row])
+    held = manager.pins.add(manager.table.owned(at)[::-1].copy(), int(manager.table.length[row]), root, early=early)
     manager.share_tails(at, partial)
     supply.settle(manager, at)
     return held
@@ -183,16 +184,6 @@ def mark_tails(manager: KVCacheManager, rows: Rows) -> None:
     tail = manager.tail_page[rows]
     common = (manager.pool.refcount[tail] > 1) | manager.index.indexed[tail]
     manager.share_tails(rows, common & (length % manager.page_size > 0))
-
-
-def tokens_held(manager: KVCacheManager) -> int:
-    """Tokens in used pages, each page counted once, with as many tokens as the owner that sees most of it."""
-    rows = np.flatnonzero(manager.table.live)
-    group, column = ragged(manager.table.pages[rows].astype(np.int64))
-    seen = np.minimum(manager.table.length[rows[group]] - column * manager.page_size, manager.page_size)
-    filled = np.zeros(manager.num_pages + 1, np.int64)
-    np.maximum.at(filled, manager.table.at(rows[group], column), seen)
-    return int(filled.sum())
 
 
 def _take_after(manager: KVCacheManager, rows: Rows, parents: Rows) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.budget import pages_for_tokens
-from pagedkv.cache import admission, branching, extension, resizing, supply
+from pagedkv.cache import admission, branching, extension, keeping, resizing, supply, views
 from pagedkv.cache.admission import Pending
 from pagedkv.cache.checks import check_sizes, checked_counts, checked_ids, checked_prompt, checked_size
 from pagedkv.cache.events import Events
@@ -22,16 +22,15 @@ from pagedkv.cache.hashing import ChainHash, Keys
 from pagedkv.cache.indexing import CHUNK, NEVER, RecentTokens, index_ends, index_pages, index_prompt
 from pagedkv.cache.journal import Journal, atomic
 from pagedkv.cache.outcomes import Admitted, Extended, Forked, Never, Sequence, Usage, Wait
-from pagedkv.cache.pins import EVERY_NAMESPACE, Pinned, Pins, ResetResult, free_unowned, pages_under
+from pagedkv.cache.pins import EVERY_NAMESPACE, Pinned, Pins, ResetResult
 from pagedkv.cache.pool import PagePool
 from pagedkv.cache.prefix import NOTHING_FOUND, Namespaces, PrefixIndex
-from pagedkv.cache.ragged import ragged
 from pagedkv.cache.recording import Recording, snapshot
 from pagedkv.cache.reservations import Reservations
 from pagedkv.cache.resizing import Resized
 from pagedkv.cache.retention import Retention, Retentions, check_retention
 from pagedkv.cache.table import PageTable, Rows
-from pagedkv.cache.tenants import Demand, NamespaceUsage, Tenants
+from pagedkv.cache.tenants import NamespaceUsage, Tenants
 from pagedkv.errors import InvalidRequestError
 
 
@@ -96,7 +95,7 @@ class KVCacheManager:
         self.shares_tail = np.zeros(max_rows, np.bool_)  # the last page is partly filled and not the row's to write
         self.tail_page = np.zeros(max_rows, np.int32)  # the row's last page
         self.recent = RecentTokens(self.index, self.journal)
-        self._tails_shared = False  # some row's is
+        self.tails_shared = False  # some row's is
         self._unindexed = 0  # commits since pages were indexed last
 
     @atomic
@@ -150,7 +149,7 @@ class KVCacheManager:
             StaleSequenceError, InvalidRequestError: rows or tokens are wrong, or a row would exceed max_seq_len.
         """
         at, ids = self.table.checked(rows), checked_ids(tokens)
-        if _is_one(counts) and not (self._tails_shared and self.shares_tail.take(at).any()):
+        if _is_one(counts) and not (self.tails_shared and self.shares_tail.take(at).any()):
             return extension.extend_by_one(self, at, ids)
         return extension.extend(self, at, ids, checked_counts(counts, at.size))
 
@@ -169,7 +168,7 @@ class KVCacheManager:
         if self.prefix_caching:
             self.journal.keep(self, "_unindexed")
             self._unindexed += 1
-            if not one or self._unindexed >= self.page_size:
+            if not one or self._unindexed >= self.page_size or self.pins.early:  # whose twins depend on the order
                 self.index_filled()
 
     def index_filled(self) -> None:
@@ -277,16 +276,7 @@ class KVCacheManager:
         """
         prompt = checked_prompt(tokens, 0, 0, self.max_seq_len)
         self.index_filled()
-        one_more = np.append(prompt, np.int32(0))  # a match always leaves a token to compute; here it is not theirs
-        root = self.namespaces.find(namespace)
-        pages = self.find_cached(one_more, root)[0]
-        idle = int(np.count_nonzero(self.pool.refcount[pages] == 0))
-        refusal = supply.refusal(self, -root, Demand(idle))
-        if refusal is not None:
-            return refusal
-        if pages.size:
-            self.namespaces.hold_root(root)
-        return self.pins.add(pages, pages.size * self.page_size, root)
+        return keeping.pin(self, prompt, namespace)
 
     @atomic
     def hold(self, row: int) -> Pinned | Wait:
@@ -308,10 +298,7 @@ class KVCacheManager:
         Raises:
             StaleSequenceError: a handle that this manager never handed out.
         """
-        orphans, root = self.pins.remove(pinned)
-        if root:
-            supply.retire(self, orphans)
-            self.namespaces.let_go(root)
+        keeping.unpin(self, pinned)
 
     @atomic
     def set_limits(self, namespace: Hashable, *, floor: int = 0, ceiling: int | None = None) -> None:
@@ -326,29 +313,13 @@ class KVCacheManager:
             InvalidRequestError: the namespace cannot be hashed.
         """
         self.index_filled()
-        root = self.namespaces.hold(namespace)
-        had = -root in self.tenants.limits
-        self.tenants.limit(-root, namespace, floor, ceiling, self.num_pages)
-        if not self.pool.accounts.counting:
-            self.pool.accounts.start(self.pool.refcount > 0, self.pool.queue.queued())
-        if -root not in self.tenants.limits:
-            self.namespaces.let_go(root)
-        if had:
-            self.namespaces.let_go(root)
-        supply.keep_ceilings(self)
+        keeping.set_limits(self, namespace, floor, ceiling)
 
     @atomic
     def namespace_usage(self, namespace: Hashable) -> NamespaceUsage:
         """Where the pages of one namespace are, and its limits. Costs one pass over the pages."""
         self.index_filled()
-        root = self.namespaces.find(namespace)
-        if not root:
-            return NamespaceUsage(0, 0, 0)
-        accounts = self.pool.accounts.of
-        used = int(np.count_nonzero((accounts == -root) & (self.pool.refcount > 0)))
-        cached = int(np.count_nonzero(accounts[self.pool.queue.queued()] == -root))
-        promised = int(self.reservations.promise[self.table.live & (self.root == root)].sum())
-        return NamespaceUsage(used, cached, promised, self.tenants.floor(-root), self.tenants.ceiling(-root))
+        return views.namespace_usage(self, namespace)
 
     @atomic
     def resize(
@@ -393,15 +364,7 @@ class KVCacheManager:
             InvalidRequestError: the namespace cannot be hashed.
         """
         self.index_filled()
-        root = None if namespace is EVERY_NAMESPACE else self.namespaces.find(namespace)
-        pages = pages_under(self.index, root)
-        rows = np.flatnonzero(self.table.live if root is None else self.table.live & (self.root == root))
-        self.journal.put(self.indexed, rows, 0)
-        self.journal.put(self.index_at, rows, NEVER)
-        for row in rows.tolist():
-            self.pending.shorten(row, self.index_at)
-        supply.forget(self, pages)
-        return free_unowned(self.pool, pages)
+        return keeping.reset(self, namespace)
 
     def record(self) -> Recording:
         """Note every call from now on, so that it can be replayed. The manager must not have been used before.
@@ -409,22 +372,13 @@ class KVCacheManager:
         Raises:
             InvalidRequestError: it has answered calls already.
         """
-        if self.journal.verbs:
-            raise InvalidRequestError(f"{self.journal.verbs} calls have been made; record a manager from its first one")
-        self.journal.calls = []
-        settings: dict[str, int | bool] = {
-            name: getattr(self, name)
-            for name in ("num_pages", "page_size", "max_seq_len", "prefix_caching", "partial_reuse")
-        }
-        settings["max_rows"] = self.table.max_rows
-        return Recording(settings, int(self.index.hasher.seed), self.journal.calls)
+        return keeping.record(self)
 
     @atomic
     def snapshot(self) -> dict[str, NDArray[np.generic]]:
         """The whole state as arrays, copied: `page_*` [num_pages + 1], `row_*` [max_rows], pins, names and orders.
 
-        `page_state` is 0 for free, 1 for cached, 2 for used; the null page is free. Two managers with equal snapshots
-        answer equally from then on.
+        `page_state` is 0 for free, 1 for cached, 2 for used; the null page is free.
         """
         self.index_filled()
         return snapshot(self)
@@ -433,33 +387,13 @@ class KVCacheManager:
     def private_pages(self, rows: ArrayLike) -> NDArray[np.int64]:
         """Pages of each row that nobody else owns: what releasing that row alone would bring."""
         self.index_filled()
-        at = self.table.checked(rows)
-        counts = self.table.pages[at].astype(np.int64)
-        group, offset = ragged(counts)
-        alone = self.pool.refcount[self.table.table[at[group], offset]] == 1
-        return np.bincount(group[alone], minlength=at.size)
+        return views.private_pages(self, rows)
 
     @atomic
     def usage(self) -> Usage:
         """Where the pages are now. Costs one pass over the reference counts."""
         self.index_filled()
-        alone, tokens = self.pins.alone()  # pages that no row counts
-        owned = int(self.table.pages.sum()) + alone
-        used = self.pool.used
-        if self._tails_shared:
-            tokens += branching.tokens_held(self)
-        else:  # shared pages are full ones
-            tokens += int(self.table.length.sum()) - (owned - used) * self.page_size
-        return Usage(
-            self.num_pages,
-            used,
-            self.pool.cached,
-            self.pool.free,
-            self.reservations.promised,
-            owned,
-            tokens,
-            self.page_size,
-        )
+        return views.usage(self)
 
     # What the files of this package share; not for callers.
 
@@ -476,10 +410,10 @@ class KVCacheManager:
 
     def share_tails(self, rows: Rows, shared: bool | NDArray[np.bool_]) -> None:
         """Mark the rows whose last page is partly filled and not theirs alone to write."""
-        if self._tails_shared or (shared is not False and np.any(shared)):
-            self.journal.keep(self, "_tails_shared")
+        if self.tails_shared or (shared is not False and np.any(shared)):
+            self.journal.keep(self, "tails_shared")
             self.journal.put(self.shares_tail, rows, shared)
-            self._tails_shared = bool(self.shares_tail.any())
+            self.tails_shared = bool(self.shares_tail.any())
 
 
 def _is_one(counts: ArrayLike) -> bool:

@@ -57,18 +57,20 @@ class Pins:
 
     Attributes:
         roots: root of each pin's pages; the manager keeps its name for as long as the pin is there.
+        early: pins of pages that were not computed yet.
     """
 
     def __init__(self, pool: PagePool, page_size: int, journal: Journal) -> None:
         self.journal = journal
         self.roots: dict[int, int] = {}
+        self.early: dict[int, None] = {}
         self._pool = pool
         self._page_size = page_size
         self._pages: dict[int, Pages] = {}
         self._tokens: dict[int, int] = {}
         self._next = 0
 
-    def add(self, pages: Pages, tokens: int, root: int) -> Pinned:
+    def add(self, pages: Pages, tokens: int, root: int, *, early: bool = False) -> Pinned:
         """Own these pages, which hold so many tokens; the caller has made sure that they may be owned."""
         self._pool.acquire(pages, distinct=True)
         self.journal.keep(self, "_next")
@@ -79,6 +81,9 @@ class Pins:
                 self.journal.entry(mapping, pinned.number)
             self._pages[pinned.number], self.roots[pinned.number] = pages, root
             self._tokens[pinned.number] = tokens
+        if early:
+            self.journal.entry(self.early, pinned.number)
+            self.early[pinned.number] = None
         return pinned
 
     def remove(self, pinned: Pinned) -> tuple[Pages, int]:
@@ -92,9 +97,10 @@ class Pins:
         """
         if not 0 <= pinned.number < self._next:
             raise StaleSequenceError(f"no pin {pinned.number} was ever handed out; {self._next} have been so far")
-        for mapping in (self._pages, self._tokens, self.roots):
+        for mapping in (self._pages, self._tokens, self.roots, self.early):
             self.journal.entry(mapping, pinned.number)
         self._tokens.pop(pinned.number, None)
+        self.early.pop(pinned.number, None)
         pages = self._pages.pop(pinned.number, NO_PAGES)
         return self._pool.drop(pages[::-1], distinct=True), self.roots.pop(pinned.number, 0)
 

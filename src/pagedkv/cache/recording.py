@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.cache.eviction import DEFAULT_LEVEL
 from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.journal import Call
 
@@ -50,7 +51,7 @@ def snapshot(manager: KVCacheManager) -> dict[str, NDArray[np.generic]]:
     """`KVCacheManager.snapshot`."""
     pool, table, index, reservations = manager.pool, manager.table, manager.index, manager.reservations
     pins = manager.pins.by_number()
-    names = manager.namespaces.users()
+    names, retentions = manager.namespaces.users(), manager.retentions
     state = np.where(pool.refcount > 0, 2, np.where(pool.queue.position >= 0, 1, 0)).astype(np.int8)
     arrays: dict[str, NDArray[np.generic]] = {
         "page_state": state,
@@ -60,6 +61,9 @@ def snapshot(manager: KVCacheManager) -> dict[str, NDArray[np.generic]]:
         "page_parent": np.where(index.indexed, index.parent, 0),
         "page_key": np.where(index.indexed, index.key, np.uint64(0)),
         "page_tokens": np.where((state > 0)[:, None], index.tokens, 0),
+        "page_priority": retentions.priority if retentions.active else np.full(state.size, DEFAULT_LEVEL, np.int8),
+        "page_priority_end": retentions.ends if retentions.active else np.full(state.size, -np.inf),
+        "clock": np.array(retentions.now),
         "free_stack": pool.stack[: pool.free],
         "eviction_order": pool.queue.queued(),
         "eviction_level": pool.queue.level[pool.queue.queued()],
