@@ -1,4 +1,4 @@
-"""What the tests of layer groups share: an audit of the groups, and stores that keep what each page would hold."""
+"""What the tests of layer groups share: a tiny manager, and stores that keep what each page would hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.cache import Admitted, ChainHash, GroupedManager, LayerGroup, Placed, Sequence, audit
-from pagedkv.cache.windowed import WindowedGroup
+from pagedkv.cache import Admitted, ChainHash, GroupedManager, LayerGroup, Placed, Sequence, audit_groups
 
 POISON = -7
 
@@ -19,53 +18,6 @@ def grouped(full: int | None = 16, windowed: int = 16, window: int = 8, **change
         groups.insert(0, LayerGroup("full", full, 256))
     settings: dict[str, Any] = {"max_rows": 4, "max_seq_len": 64, "step": 4, "hasher": ChainHash(seed=1)}
     return GroupedManager(groups, 4, **(settings | changes))
-
-
-def audit_groups(manager: GroupedManager) -> list[str]:
-    """Every broken invariant, of the leader and of each group."""
-    found = audit(manager.leader)
-    for name, group in manager.windowed.items():
-        found += [f"{name}: {fault}" for fault in _faults(manager, group)]
-    return found
-
-
-def _faults(manager: GroupedManager, group: WindowedGroup) -> list[str]:
-    found, pool, table = [], group.pool, manager.leader.table
-    holders = np.zeros(group.num_pages + 1, int)
-    for row in range(table.max_rows):
-        front, back = int(group.front[row]), int(group.back[row])
-        held = group.table[row, front:back]
-        np.add.at(holders, held, 1)
-        if (held == 0).any() or group.table[row, :front].any() or group.table[row, back:].any():
-            found.append(f"row {row} holds {group.table[row].tolist()}, not columns {front} to {back}")
-        seen = max(int(table.computed[row]) - group.window + 1, 0) // group.page_size
-        if front > seen:
-            found.append(f"row {row} has lost column {seen}, which its next query sees")
-        if table.live[row] and back * group.page_size < table.computed[row]:
-            found.append(f"row {row} has computed {table.computed[row]} tokens, placed {back} pages")
-        if not table.live[row] and (front or back or group.reservations.promise[row]):
-            found.append(f"row {row} is closed but holds pages or a promise")
-    free, queue = pool.stack[: pool.free].tolist(), pool.queue.queued().tolist()
-    used = np.flatnonzero(pool.refcount).tolist()
-    if sorted(free + queue + used) != list(range(1, group.num_pages + 1)):
-        found.append(f"free {free} + cached {queue} + used {used} are not all pages")
-    if holders.tolist() != pool.refcount.tolist():
-        found.append(f"pages count {pool.refcount.tolist()} owners, rows hold {holders.tolist()}")
-    for page in range(1, group.num_pages + 1):
-        of = int(group.page_of[page])
-        if of and group.attached[of] != page:
-            found.append(f"page {page} stands for {of}, which knows page {group.attached[of]}")
-        if page in free and of:
-            found.append(f"page {page} is free but stands for {of}")
-        if page in queue and not (of and manager.leader.index.indexed[of]):
-            found.append(f"page {page} is cached but stands for nothing that prompts find")
-    if np.count_nonzero(group.attached) != np.count_nonzero(group.page_of):
-        found.append("a page of the leader's is attached to a page that does not know it")
-    if group.reservations.promised != group.reservations.promise.sum():
-        found.append("promises do not add up")
-    if group.reservations.promised > pool.available:
-        found.append(f"{group.reservations.promised} pages are promised, {pool.available} available")
-    return found
 
 
 class Sequences:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from cache_support import NarrowHash
-from groups_support import Sequences, audit_groups, grouped
+from groups_support import Sequences, grouped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_interrupted_verbs import interrupted
 
-from pagedkv.cache import ChainHash, Forked, GroupedManager, LayerGroup, Never, Placed, Wait
+from pagedkv.cache import ChainHash, Forked, GroupedManager, LayerGroup, Never, Placed, Wait, audit_groups
 from pagedkv.errors import ConfigError, InvalidRequestError
 
 
@@ -353,3 +353,38 @@ def test_an_interrupted_verb_has_changed_no_group(name: str) -> None:
         assert group_state(manager) == before, f"after an interruption at line {line}"
         line += 1
     assert line > 3
+
+
+def count_too_high(manager: GroupedManager) -> str:
+    manager.windowed["window"].pool.refcount[1] += 1
+    return "owners, rows hold"
+
+
+def page_lost(manager: GroupedManager) -> str:
+    group = manager.windowed["window"]
+    group.table[0, int(group.front[0])] = 0
+    return "row 0 holds"
+
+
+def window_cut(manager: GroupedManager) -> str:
+    manager.windowed["window"].front[0] += 1
+    return "row 0 has lost column 1, which its next query sees"
+
+
+def unknown_page(manager: GroupedManager) -> str:
+    group = manager.windowed["window"]
+    group.page_of[int(group.table[0, 2])] = 13
+    return "stands for 13, which knows page 0"
+
+
+def promise_uncovered(manager: GroupedManager) -> str:
+    manager.windowed["window"].reservations.promised += 1
+    return "promised, rows have"
+
+
+@pytest.mark.parametrize("breakage", [count_too_high, page_lost, window_cut, unknown_page, promise_uncovered])
+def test_the_auditor_names_what_is_broken(breakage: Any) -> None:
+    manager = busy()
+    assert audit_groups(manager) == []
+    sentence = breakage(manager)
+    assert any(sentence in violation for violation in audit_groups(manager)), audit_groups(manager)

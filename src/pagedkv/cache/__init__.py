@@ -1,6 +1,7 @@
 """The allocator: who owns which page. Arrays in, arrays out; NumPy and the standard library only."""
 
 from pagedkv.cache.audit import audit, check
+from pagedkv.cache.audit_groups import audit_groups
 from pagedkv.cache.content import ContentIds, content_of
 from pagedkv.cache.contiguous import ContiguousManager, GrowingContiguousManager
 from pagedkv.cache.events import EventBatch, EventKind, Events
@@ -51,6 +52,7 @@ __all__ = [
     "Usage",
     "Wait",
     "audit",
+    "audit_groups",
     "block_table",
     "check",
     "check_csr",

@@ -87,9 +87,10 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
         _advance(manager, rows, sums, full, (full + 1) * manager.page_size)
         return
     target, parent, ok = manager.index.resolve(own, keys, above, counts)
-    held = (target != own) & (manager.pool.refcount[own] > 1)  # something is under way with the row's own page
+    held = ok & (target != own) & (manager.pool.refcount[own] > 1)  # something is under way with the row's own page
     if held.any():
-        ok = prefix_all(ok & ~held, counts, group)
+        _index_others(manager, rows, first, full, group, prefix_all(~held, counts, group))
+        return
     fresh = ok & (target == own)
     if not ok.all():
         full = first + np.bincount(group[ok], minlength=rows.size)
@@ -100,9 +101,25 @@ def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) ->
         manager.journal.put(manager.table.table, (owner[moved], column[moved]), target[moved])
         manager.journal.put(manager.tail_page, rows, manager.table.last_pages(rows))
         manager.pool.give_back(manager.pool.drop(own[moved]))
-    collided = full < first + counts  # a key was taken by other content, or a page is held: indexed no further
+    collided = full < first + counts  # a key was taken by other content: the row is indexed no further
     index_at = np.where(collided, NEVER, (full + 1) * manager.page_size)
     _advance(manager, rows, sums[np.cumsum(counts) - 1], full, index_at)
+
+
+def _index_others(
+    manager: KVCacheManager,
+    rows: Rows,
+    first: NDArray[np.int64],
+    full: NDArray[np.int64],
+    group: NDArray[np.int64],
+    free: NDArray[np.bool_],
+) -> None:
+    """`index_pages` up to each row's first page that is not `free` to be given up; such a row is indexed no further."""
+    reach = first + np.bincount(group[free], minlength=rows.size)
+    more = np.flatnonzero(reach > first)
+    if more.size:
+        index_pages(manager, rows[more], reach[more])
+    manager.journal.put(manager.index_at, rows[reach < full], NEVER)
 
 
 def index_prompt(manager: KVCacheManager, row: int) -> bool:
