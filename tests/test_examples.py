@@ -79,7 +79,17 @@ def test_the_readme_shows_how_to_generate() -> None:
     assert "Paris" in run("-c", readme_blocks()[1])
 
 
-def test_the_example_of_the_allocators_description_copies_one_page() -> None:
+@pytest.mark.parametrize(
+    ("number", "printed"),
+    [
+        (0, "[["),
+        (1, "NamespaceUsage(used=5, cached=0, promised=0, floor=8, ceiling=32)"),
+        (2, "64\n"),
+        (3, "[1 2]\nTrue\n"),
+    ],
+)
+def test_the_allocators_description_shows_what_happens(number: int, printed: str) -> None:
     text = (ROOT / "docs" / "allocator.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert run("-c", program).count("[[") == 1
+    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(programs) == 4
+    assert printed in run("-c", programs[number])
