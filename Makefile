@@ -23,7 +23,7 @@ demo: $(INSTALLED)  ## many chats out of one small page pool, on a real model
 test: $(INSTALLED)  ## the test suite (slow tests left out)
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: $(INSTALLED)  ## the tests that take minutes; SLICE="expression" picks some, as pytest's -k
+test-slow: $(INSTALLED)  ## the tests that take minutes; SLICE="expression" picks some, as pytest's -k; EXAMPLES=N runs long
 	$(BIN)/python -m pytest -m slow $(if $(SLICE),-k "$(SLICE)")
 
 lint: $(INSTALLED)  ## ruff (lint and format) and mypy

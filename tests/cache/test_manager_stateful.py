@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Hashable
 from typing import Any
@@ -33,7 +34,10 @@ from pagedkv.errors import ConfigError, InvalidRequestError, StaleSequenceError
 MAX_ROWS, MAX_SEQ_LEN = 5, 20
 NAMESPACES: list[Hashable] = [None, "salt", ("adapter", 1)]
 QUICK = settings(max_examples=60, stateful_step_count=40, deadline=None)
-LONG = settings(max_examples=3000, stateful_step_count=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = int(os.environ.get("EXAMPLES", "3000"))  # of the long run: hours, if wanted
+LONG = settings(
+    max_examples=EXAMPLES, stateful_step_count=80, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 token_lists = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=9)
 picks = st.lists(st.integers(0, MAX_ROWS - 1), min_size=1, max_size=MAX_ROWS)
@@ -657,12 +661,12 @@ class TestColliding(CollidingMachine.TestCase):  # type: ignore[name-defined, mi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(0)
 class TestExactLong(ExactMachine.TestCase):  # type: ignore[name-defined, misc]
     settings = LONG
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(0)
 class TestCollidingLong(CollidingMachine.TestCase):  # type: ignore[name-defined, misc]
     settings = LONG

@@ -67,7 +67,10 @@ class PrefixIndex:
     def find(self, keys: Keys) -> Pages:
         """The page indexed under each key, 0 where there is none. Says nothing about its content yet."""
         pages = self.bucket.take((keys & self._mask).view(np.int64))
-        searching = np.flatnonzero((self.key.take(pages) != keys) & (pages != 0))
+        missed = self.key.take(pages) != keys
+        if not missed.any():
+            return pages
+        searching = np.flatnonzero(missed & (pages != 0))
         while searching.size:
             step = self.next.take(pages[searching])
             pages[searching] = step
@@ -135,10 +138,10 @@ class PrefixIndex:
         above = np.empty_like(pages)
         above[:1] = root
         above[1:] = pages[:-1]
-        wrong = (pages == 0) | (self.parent[pages] != above)
-        end = int(np.argmax(wrong)) if wrong.any() else pages.size
+        wrong = self.parent.take(pages) != above  # so is the first page 0: the one before it is another
+        end = int(wrong.argmax()) if wrong.any() else pages.size
         different = (self.tokens.take(pages[:end], axis=0) != tokens[:end]).reshape(-1)
-        return pages[: int(np.argmax(different)) // self.page_size if different.any() else end]
+        return pages[: int(different.argmax()) // self.page_size if different.any() else end]
 
     def all_new(self, keys: Keys) -> bool:
         """Is nothing indexed under any of these keys, and are they all different?"""
