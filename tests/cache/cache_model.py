@@ -120,7 +120,7 @@ class Model:
         self.clock.start(bool(retention), self.index.values())
         cached = len(matched) * self.page_size + part
         promise = whole - len(matched) - len(own)
-        full, entitled = len(prompt) // self.page_size, whole if promise else 0
+        full, entitled = len(prompt) // self.page_size, whole if reserve else 0
         return Row(
             namespace, prompt, matched + own, cached, len(matched), promise, full, entitled, wishes=tuple(retention)
         )

@@ -200,7 +200,7 @@ def test_a_random_workload_with_aborts_leaves_a_clean_pool(model: Any) -> None:
         engine.step()
         check(engine.manager)
         if rng.random() < 0.3 and engine.has_unfinished:
-            engine.abort(rng.choice(sorted(engine._live)))
+            engine.abort(rng.choice(sorted(engine._calls)))
             check(engine.manager)
     while engine.has_unfinished:
         engine.step()

@@ -96,7 +96,7 @@ def admit(
     if refusal is not None:
         manager.namespaces.let_go(root)
         return refusal
-    answer = _open(manager, prompt, root, matched, keys, sums, whole, owner, reuse)
+    answer = _open(manager, prompt, root, matched, keys, sums, reserve, owner, reuse)
     manager.retentions.ask(answer.sequence.row, retention, manager.index.indexed)
     return answer
 
@@ -122,12 +122,13 @@ def _open(
     matched: Pages,
     keys: Keys,
     sums: Keys,
-    whole: int,
+    reserve: int,
     owner: str,
     reuse: bool,
 ) -> Admitted:
     """Carry out an admission that is known to succeed. The match is pinned before anything is evicted."""
     size, put = manager.page_size, manager.journal.put
+    whole = pages_for_tokens(prompt.size + reserve, size)
     shared = matched.size * size
     source, part = manager.find_part(prompt, matched, root) if reuse else (0, 0)
     manager.pool.acquire(matched, distinct=True)
@@ -137,7 +138,8 @@ def _open(
     put(manager.root, row, root)
     put(manager.indexed, row, matched.size)
     put(manager.tail_page, row, pages[-1])
-    manager.reservations.open(row, whole, matched.size + own.size)
+    if reserve:
+        manager.reservations.open(row, whole, pages.size)
     if manager.prefix_caching:
         put(manager.index_at, row, shared + size)
         manager.index.store_tokens(own, prompt[shared:])

@@ -29,10 +29,10 @@ class Reservations:
         self.promised = 0
 
     def open(self, row: int, whole: int, held: int) -> None:
-        """Promise a new row that holds `held` pages what it lacks of `whole`."""
+        """Entitle a new row that holds `held` pages to `whole`, and promise it what it lacks."""
+        self.entitle(np.array([row]), whole)
         if whole > held:
             self._set(np.array([row]), np.array([whole - held]))
-            self.entitle(np.array([row]), whole)
 
     def entitle(self, rows: Rows, whole: int) -> None:
         """The reservation of these rows is for `whole` pages in all; `settle` makes the promises."""

@@ -7,7 +7,7 @@ by nobody else. Whatever goes wrong with one request ends that request alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -20,11 +20,12 @@ from pagedkv.cache import CacheManager, ContiguousManager, KVCacheManager
 from pagedkv.cache.checks import checked_ids
 from pagedkv.config import EngineConfig
 from pagedkv.engine.detokenize import Detokenizer
+from pagedkv.engine.logprobs import TokenLogprobs, token_logprobs
 from pagedkv.engine.outputs import CompletionOutput, EngineStats, RequestOutput, StepOutput
 from pagedkv.engine.params import SamplingParams
 from pagedkv.engine.request import FinishReason, Request
 from pagedkv.engine.runner import ModelRunner
-from pagedkv.engine.sampler import SamplerState, sample
+from pagedkv.engine.sampler import SampleResult, SamplerState, sample
 from pagedkv.engine.scheduler import Scheduler, Step
 from pagedkv.engine.text import TextStream
 from pagedkv.errors import ConfigError, InvalidRequestError
@@ -37,13 +38,28 @@ Allocator = Literal["paged", "contiguous"]
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request that has not ended, and what is kept for it outside the scheduler."""
+    """An answer that has not ended, and what is kept for it outside the scheduler."""
 
+    call: _Call
+    index: int
     request: Request
-    prompt: str | None
     sampler: SamplerState
     text: TextStream
     stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """What a caller has asked for: one prompt, and an answer or several."""
+
+    id: str
+    prompt: str | None
+    params: SamplingParams
+    live: dict[int, _Live] = field(default_factory=dict)
+    ended: dict[int, CompletionOutput] = field(default_factory=dict)
+    cached_tokens: int | None = None
+    error: str | None = None
 
 
 class Engine:
@@ -70,7 +86,8 @@ class Engine:
         self.scheduler = Scheduler(self.manager, self.config)
         self.runner = ModelRunner(model, self.store)
         self._detokenizer = Detokenizer(model.tokenizer)
-        self._live: dict[str, _Live] = {}
+        self._calls: dict[str, _Call] = {}
+        self._live: dict[Request, _Live] = {}
         self._unnamed = 0
         self._steps = self._peak_running = self._computed = 0
         self._generated = 0
@@ -108,30 +125,48 @@ class Engine:
             QueueFullError: max_queue_size requests are waiting.
         """
         name = self._new_id() if request_id is None else request_id
-        if name in self._live:
+        if name in self._calls:
             raise InvalidRequestError(f"request id {name!r} belongs to a request that has not ended")
         params = params or SamplingParams()
         ids = self._token_ids(prompt)
         request = Request(name, ids, params, namespace, priority)
-        live = _Live(
-            request,
-            prompt if isinstance(prompt, str) else None,
-            SamplerState(params, ids.astype(np.int64)),
-            TextStream(self._detokenizer, params, ids.tolist()),
-        )
         self.scheduler.submit(request)
-        self._live[name] = live
+        try:
+            call = _Call(name, prompt if isinstance(prompt, str) else None, params)
+            self._add_answer(call, 0, request)
+        except BaseException:
+            self.scheduler.finish(request, FinishReason.ABORT)
+            raise
+        self._calls[name] = call
         return name
+
+    def _add_answer(self, call: _Call, index: int, request: Request) -> _Live:
+        """Begin one answer of a call."""
+        tokens = request.prompt.tolist()
+        live = _Live(
+            call,
+            index,
+            request,
+            SamplerState(call.params, request.prompt.astype(np.int64), index),
+            TextStream(self._detokenizer, call.params, tokens),
+        )
+        call.live[index] = self._live[request] = live
+        return live
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and give back what it holds; None if no such request is live."""
-        live = self._live.get(request_id)
-        return None if live is None else self._end(live, FinishReason.ABORT)
+        call = self._calls.get(request_id)
+        if call is None:
+            return None
+        result: RequestOutput | None = None
+        for live in list(call.live.values()):
+            _, result = self._end(live, FinishReason.ABORT)
+        return result
 
     @property
     def has_unfinished(self) -> bool:
         """Is there anything left to do?"""
-        return bool(self._live)
+        return bool(self._calls)
 
     def step(self) -> list[StepOutput]:
         """Compute the next tokens of whoever's turn it is, and return what is new.
@@ -159,7 +194,7 @@ class Engine:
     def warm_up(self) -> None:
         """Run a tiny request, so that kernels are compiled before the first real one comes."""
         name = self.add_request([0], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
-        while name in self._live:
+        while name in self._calls:
             self.step()
 
     def stats(self) -> EngineStats:
@@ -179,22 +214,55 @@ class Engine:
 
     def _sample(self, step: Step, logits: torch.Tensor, outputs: list[StepOutput]) -> None:
         """Sample the next token of each request that has computed all it knows, and deliver it to `outputs`."""
-        sampling = [
-            self._live[r.id] for r, samples in zip(step.requests, step.samples.tolist(), strict=True) if samples
-        ]
+        sampling = [self._live[r] for r, samples in zip(step.requests, step.samples.tolist(), strict=True) if samples]
+        rows = list(range(len(sampling)))
+        for row, live in enumerate(list(sampling)):
+            if live.call.params.n > 1 and live.index == 0 and not live.request.sampled:
+                branches = self._branch(live)
+                sampling += branches
+                rows += [row] * len(branches)
+        if len(rows) > len(logits):
+            logits = logits[rows]
         result = sample(logits, [live.sampler for live in sampling])
+        logprobs = self._logprobs(logits, sampling, result)
         for index, (live, token) in enumerate(zip(sampling, result.token_ids.tolist(), strict=True)):
             if index in result.errors:
                 outputs.append(self._fail(live.request, result.errors[index]))
             else:
-                outputs.append(self._deliver(live, token))
+                outputs.append(self._deliver(live, token, logprobs.get(index, ())))
 
-    def _deliver(self, live: _Live, token: int) -> StepOutput:
+    def _branch(self, live: _Live) -> list[_Live]:
+        """The other answers of a call whose prompt has been computed; those that can share its pages right now."""
+        request, call = live.request, live.call
+        if len(call.live) + len(call.ended) > 1:  # they have begun before, and the first was preempted since
+            return []
+        twins = [
+            Request(request.id, request.prompt, call.params, request.namespace, request.priority)
+            for _ in range(1, call.params.n)
+        ]
+        begun = {twin: self._add_answer(call, index, twin) for index, twin in enumerate(twins, 1)}
+        return [begun[twin] for twin in self.scheduler.branch(request, twins)]
+
+    def _logprobs(
+        self, logits: torch.Tensor, sampling: list[_Live], result: SampleResult
+    ) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Log-probabilities of the sampled tokens, by row, for whoever asked."""
+        rows = [
+            row
+            for row, live in enumerate(sampling)
+            if live.call.params.logprobs is not None and row not in result.errors
+        ]
+        tokens = [int(result.token_ids[row]) for row in rows]
+        counts = [sampling[row].call.params.logprobs or 0 for row in rows]
+        return dict(zip(rows, ((found,) for found in token_logprobs(logits, rows, tokens, counts)), strict=True))
+
+    def _deliver(self, live: _Live, token: int, logprobs: Sequence[TokenLogprobs]) -> StepOutput:
         """Add a sampled token to its request; end the request if this token ends it."""
         request, params = live.request, live.request.params
         try:
             live.sampler.record(token)
             request.sampled.append(token)
+            live.logprobs += logprobs
             self._generated += 1
             stops = token in params.stop_ids
             ends = stops or (not params.ignore_eos and token in self.model.eos_token_ids)
@@ -210,34 +278,48 @@ class Engine:
         elif len(request.sampled) >= params.max_tokens:
             reason = FinishReason.LENGTH
         if reason is None:
-            return StepOutput(request.id, piece, [token])
+            return StepOutput(request.id, piece, [token], None, live.index, None, logprobs)
         piece += live.text.finish()
-        return StepOutput(request.id, piece, [token], self._end(live, reason))
+        output, result = self._end(live, reason)
+        return StepOutput(request.id, piece, [token], result, live.index, output, logprobs)
 
     def _fail(self, request: Request, error: BaseException | str) -> StepOutput:
-        """End one request with an error."""
-        live = self._live[request.id]
+        """End one answer with an error."""
+        live = self._live[request]
         request.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        return StepOutput(request.id, live.text.finish(), [], self._end(live, FinishReason.ERROR))
+        piece = live.text.finish()
+        output, result = self._end(live, FinishReason.ERROR)
+        return StepOutput(request.id, piece, [], result, live.index, output)
 
     def _fail_all(self, step: Step, error: BaseException) -> list[StepOutput]:
         """End what is left of a step that went wrong: nobody knows which of its tokens count."""
-        return [self._fail(request, error) for request in step.requests if request.id in self._live]
+        return [self._fail(request, error) for request in step.requests if request in self._live]
 
-    def _end(self, live: _Live, reason: FinishReason) -> RequestOutput:
-        """The one way out: the request's pages are released and its result is made."""
-        request = live.request
+    def _end(self, live: _Live, reason: FinishReason) -> tuple[CompletionOutput, RequestOutput | None]:
+        """The one way out: the answer's pages are released. Returns it, and the whole call if it was the last one."""
+        request, call = live.request, live.call
         self.scheduler.finish(request, reason)
-        del self._live[request.id]
-        output = CompletionOutput(0, live.text.text, request.sampled, request.finish_reason, live.stop_reason)
-        return RequestOutput(
-            request_id=request.id,
-            prompt=live.prompt,
-            prompt_token_ids=request.prompt.tolist(),
-            outputs=[output],
-            num_cached_tokens=request.cached_tokens,
-            error=request.error,
+        del self._live[request], call.live[live.index]
+        logprobs = None if call.params.logprobs is None else live.logprobs
+        output = CompletionOutput(
+            live.index, live.text.text, request.sampled, request.finish_reason, live.stop_reason, logprobs
         )
+        call.ended[live.index] = output
+        call.error = call.error or request.error
+        if live.index == 0:
+            call.cached_tokens = request.cached_tokens
+        if call.live:
+            return output, None
+        del self._calls[call.id]
+        result = RequestOutput(
+            request_id=call.id,
+            prompt=call.prompt,
+            prompt_token_ids=request.prompt.tolist(),
+            outputs=[call.ended[index] for index in sorted(call.ended)],
+            num_cached_tokens=call.cached_tokens,
+            error=call.error,
+        )
+        return output, result
 
     def _token_ids(self, prompt: str | Sequence[int]) -> NDArray[np.int32]:
         """The prompt as int32 ids, checked against the vocabulary."""
@@ -255,7 +337,7 @@ class Engine:
         """An id that no live request has."""
         while True:
             self._unnamed += 1
-            if f"request-{self._unnamed}" not in self._live:
+            if f"request-{self._unnamed}" not in self._calls:
                 return f"request-{self._unnamed}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pagedkv.cache import Usage
+from pagedkv.engine.logprobs import TokenLogprobs
 from pagedkv.engine.request import FinishReason
 
 
@@ -18,6 +19,7 @@ class CompletionOutput:
         token_ids: all sampled ids, those behind `text` and the one that ended it.
         finish_reason: stop, length, abort or error; None while it runs.
         stop_reason: the stop string or stop token id that ended it, if one did.
+        logprobs: of each sampled token, where the request asked for them.
     """
 
     index: int
@@ -25,6 +27,7 @@ class CompletionOutput:
     token_ids: Sequence[int]
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,19 @@ class StepOutput:
     Attributes:
         text: new text that no later token can change.
         token_ids: new token ids.
-        result: the whole, once the request has ended.
+        result: the whole request, once the last of its answers has ended.
+        index: which of the request's answers it belongs to.
+        output: the whole answer, once it has ended.
+        logprobs: of the new tokens, where the request asked for them.
     """
 
     request_id: str
     text: str
     token_ids: Sequence[int]
     result: RequestOutput | None = None
+    index: int = 0
+    output: CompletionOutput | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
 
     @property
     def finished(self) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from types import MappingProxyType
 
 from pagedkv.errors import InvalidRequestError
 
@@ -20,6 +21,9 @@ TOKEN_ID_LIMIT = 2**31 - 1
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 
@@ -40,6 +44,10 @@ class SamplingParams:
         stop: one string or several that end generation; kept as a tuple. At most 16, of 1 to 1024 characters.
         stop_token_ids: ids that end generation; kept as a tuple. At most 256.
         max_tokens: most tokens to generate, >= 1.
+        n: how many answers to one prompt, 1 to 128; they share its pages and are sampled independently.
+        logprobs: also report the log-probability of each sampled token and of so many likeliest ones, 0 to 20, as the
+            model gave them (before bias, penalties and temperature); None reports nothing.
+        logit_bias: token id to what is added to its logit, -100 to 100; at most 1024 entries.
         ignore_eos: go on after the model's end-of-sequence token.
         include_stop_str_in_output: leave the stop string at the end of the text.
         skip_special_tokens: leave special tokens out of the text.
@@ -59,6 +67,9 @@ class SamplingParams:
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     max_tokens: int = 16
+    n: int = 1
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -79,6 +90,10 @@ class SamplingParams:
         put("frequency_penalty", _real("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0))
         put("top_k", _integer("top_k", self.top_k, -1, TOKEN_ID_LIMIT))
         put("max_tokens", _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT))
+        put("n", _integer("n", self.n, 1, MAX_N))
+        if self.logprobs is not None:
+            put("logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
+        put("logit_bias", _logit_bias(self.logit_bias))
         if self.seed is not None:
             put("seed", _integer("seed", self.seed, SEED_MIN, SEED_MAX))
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
@@ -156,6 +171,21 @@ def _stop_token_ids(ids: Sequence[int] | None) -> tuple[int, ...]:
         _integer("stop_token_ids", i, 0, TOKEN_ID_LIMIT) for i in _bounded("stop_token_ids", ids, MAX_STOP_TOKEN_IDS)
     )
     return tuple(dict.fromkeys(checked))
+
+
+def _logit_bias(bias: Mapping[int, float] | None) -> Mapping[int, float] | None:
+    if not bias:
+        return None
+    if not isinstance(bias, Mapping):
+        raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {reprlib.repr(bias)}")
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries, got {len(bias)}")
+    return MappingProxyType(
+        {
+            _integer("a token id of logit_bias", token, 0, TOKEN_ID_LIMIT): _real("logit_bias", value, -100.0, 100.0)
+            for token, value in bias.items()
+        }
+    )
 
 
 def _bounded(name: str, values: object, limit: int) -> tuple[object, ...]:

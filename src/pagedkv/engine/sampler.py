@@ -1,10 +1,11 @@
 """Choosing the next token of every row of a step, and the private state a request needs for it.
 
-Responsible for penalties, temperature, min_p, top_k, top_p, the draw, and for a bad row failing alone. Knows
+Responsible for bias, penalties, temperature, min_p, top_k, top_p, the draw, and for a bad row failing alone. Knows
 nothing about requests, pages, text, or when generation ends.
 
-The order is vLLM's: repetition, frequency and presence penalty -> temperature -> min_p -> top_k -> top_p; each
-filter looks at what the one before left, renormalised. Equal logits rank by lower id, so top_k keeps exactly k.
+The order is vLLM's: logit bias -> repetition, frequency and presence penalty -> temperature -> min_p -> top_k ->
+top_p; each filter looks at what the one before left, renormalised. Equal logits rank by lower id, so top_k keeps
+exactly k.
 
 A row's token is a function of its logits and its own state alone, to the bit: every reduction runs inside one
 row in an order that does not depend on the other rows, and each row draws one number from its own generator.
@@ -13,7 +14,7 @@ row in an order that does not depend on the other rows, and each row draws one n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,7 +55,7 @@ class SamplerState:
             InvalidRequestError: a token id is negative.
         """
         self.params = params
-        self.plain_greedy = params.greedy and not params.has_penalty
+        self.plain_greedy = params.greedy and not params.has_penalty and not params.logit_bias
         # SeedSequence takes no negative entropy; the two's complement keeps all 2**64 seeds distinct.
         entropy = None if params.seed is None else params.seed & (2**64 - 1)
         self._seed = np.random.SeedSequence(entropy, spawn_key=(sample_index,))
@@ -183,6 +184,7 @@ class _Row:
     min_p: float = 0.0
     uniform: float = 0.0
     filtered: bool = False
+    bias: Mapping[int, float] | None = None
     penalty: tuple[float, float, float] | None = None
     ids: IntArray | None = None
     counts: IntArray | None = None
@@ -196,6 +198,7 @@ def _collect(states: Sequence[SamplerState], errors: dict[int, str]) -> list[_Ro
 def _read(index: int, state: SamplerState, errors: dict[int, str]) -> _Row | None:
     try:
         row, params = _Row(index), state.params
+        row.bias = params.logit_bias
         if params.has_penalty:
             row.penalty = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
             row.ids, row.counts = state.seen()
@@ -238,6 +241,9 @@ def _sample_rows(logits: torch.Tensor, rows: list[_Row], token_ids: IntArray, er
     own = logits
     if len(rows) < len(logits):
         own = logits[torch.tensor([row.index for row in rows])]
+    biased = [(at, row.bias) for at, row in enumerate(rows) if row.bias]
+    if biased:
+        own = _add_bias(own, biased)
     penalised = [(at, row) for at, row in enumerate(rows) if row.penalty is not None]
     if penalised:
         own = _penalise(own, penalised)
@@ -280,6 +286,15 @@ def _reason(largest: float) -> str:
     if math.isnan(largest):
         return "the logits contain NaN"
     return "the logits contain +inf" if largest > 0 else "no logit is finite (all are -inf)"
+
+
+def _add_bias(logits: torch.Tensor, biased: list[tuple[int, Mapping[int, float]]]) -> torch.Tensor:
+    """A copy of logits float32 [n, V] with each row's bias added; ids outside the vocabulary count for nothing."""
+    result = logits.clone()
+    for at, bias in biased:
+        ids = torch.tensor([token for token in bias if token < logits.shape[1]], dtype=torch.int64)
+        result[at, ids] += torch.tensor([bias[token] for token in ids.tolist()], dtype=torch.float32)
+    return result
 
 
 def _penalise(logits: torch.Tensor, penalised: list[tuple[int, _Row]]) -> torch.Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.budget import pages_for_tokens
-from pagedkv.cache import NO_COPIES, Admitted, CacheManager, Extended, Never, Wait
+from pagedkv.cache import NO_COPIES, Admitted, CacheManager, Extended, Forked, KVCacheManager, Never, Sequence, Wait
 from pagedkv.config import EngineConfig
 from pagedkv.engine.request import FinishReason, Request, Status
 from pagedkv.engine.waiting import WaitingQueue
@@ -104,6 +104,39 @@ class Scheduler:
         request.arrival = self._arrivals
         self.waiting.add(request)
 
+    def branch(self, request: Request, twins: list[Request]) -> list[Request]:
+        """Let twins of a running request, which has computed its whole prompt, go on from where it is.
+
+        They share its pages as far as there are rows and pages for it; the others wait, and will find its prompt
+        cached. Neither counts as a hit: it is the request's own work.
+
+        Returns:
+            The twins that run now.
+        """
+        for twin in twins:
+            self._arrivals += 1
+            twin.arrival, twin.cached_tokens = self._arrivals, 0
+        room = self.config.max_batch_size - len(self.running)
+        started: list[Request] = []
+        for twin in twins:
+            forked = self._fork(request) if len(started) < room else None
+            if forked is None:
+                self.waiting.add(twin)
+                continue
+            twin.context, twin.computed, twin.reserved = request.context, request.computed, request.reserved
+            twin.status, twin.sequence, twin.last_step = Status.RUNNING, forked, request.last_step
+            self.running.append(twin)
+            started.append(twin)
+        return started
+
+    def _fork(self, request: Request) -> Sequence | None:
+        """A row that shares all pages of the request's; None if the manager cannot make one now."""
+        if not isinstance(self.manager, KVCacheManager):
+            return None
+        reserve = max(0, request.most_kv_tokens - request.computed) if request.reserved else 0
+        answer = self.manager.fork(request.row, reserve=reserve)
+        return answer.sequences[0] if isinstance(answer, Forked) else None
+
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, wherever it is, and give back what it holds. Ending it again changes nothing."""
         if request.status is Status.FINISHED:
@@ -156,7 +189,8 @@ class Scheduler:
                 raise AssertionError(f"a running request outgrew the pool: {outcome}")
             victims = self._victims(outcome.needed - outcome.free, decodes)
             if not victims:  # all others run on pages set aside for them: wait until one of them ends
-                decodes = [r for r in decodes if r.reserved or r.computed % self.manager.page_size]
+                going = [r for r in decodes if r.reserved or not self._grows(r)]
+                decodes = going if len(going) < len(decodes) else [r for r in decodes if not self._grows(r)]
                 continue
             for victim in victims:
                 self._preempt(victim)
@@ -172,7 +206,7 @@ class Scheduler:
         """
         candidates = sorted((r for r in self.running if not r.reserved), key=self._rank)[1:]
         costs = self.manager.private_pages([r.row for r in candidates]).tolist()
-        growing = {r.id for r in decodes if r.computed % self.manager.page_size == 0}
+        growing = {r.id for r in decodes if self._grows(r)}
         offers = [_Offer(r, cost, cost + (r.id in growing)) for r, cost in zip(candidates, costs, strict=True)]
         useful = [offer for offer in offers if offer.gain]
         if not useful:  # they share all their pages with each other; each that goes makes the rest more private
@@ -187,6 +221,11 @@ class Scheduler:
             shortage -= chosen.gain
             useful.remove(chosen)
         return victims
+
+    def _grows(self, request: Request) -> bool:
+        """Does the request's next token take a page: the first of a page, or one in a page that others share?"""
+        shares = isinstance(self.manager, KVCacheManager) and bool(self.manager.shares_tail[request.row])
+        return shares or request.computed % self.manager.page_size == 0
 
     def _rank(self, request: Request) -> tuple[int, int]:
         """Who is to be served first among the running: by priority if that is the policy, then by arrival."""
