@@ -100,6 +100,47 @@ def demo(
             raise typer.Exit(1)
 
 
+@app.command()
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="Folder, GGUF file or Hugging Face id; the default model.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
+    api_key: Annotated[
+        list[str] | None, typer.Option(envvar="PAGEDKV_API_KEY", help="Who may ask; may be given several times.")
+    ] = None,
+    admin_key: Annotated[
+        str | None, typer.Option(envvar="PAGEDKV_ADMIN_KEY", help="Who may administer; without it, this machine.")
+    ] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
+    kv_memory: KVMemory = None,
+    kv_dtype: KVDtype = None,
+    max_seq_len: MaxSeqLen = None,
+    page_size: PageSize = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="Requests computed at once.")] = None,
+    max_queue_size: Annotated[int | None, typer.Option(help="Requests that may wait; more get 429.")] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's clients know it."""
+    with _errors_as_sentences():
+        flags = {
+            "max_batch_size": max_batch_size,
+            "max_queue_size": max_queue_size,
+            **_flags(model, kv_memory, kv_dtype, max_seq_len, page_size),
+        }
+        from pagedkv.config import EngineConfig
+
+        EngineConfig.load(config, flags, os.environ)  # what is wrong with the settings shows before a process starts
+        from pagedkv.serve.app import ServeOptions
+        from pagedkv.serve.run import run
+
+        given = {key: value for key, value in flags.items() if value is not None}
+        argument = {"path": None if config is None else str(config), "overrides": given}
+        options = ServeOptions(api_key or (), admin_key, served_name=served_model_name)
+        run(Console(), argument, options, host, port)
+
+
 def main() -> None:
     """Entry point of the command `pagedkv`."""
     limit_spinning(os.environ)
@@ -117,14 +158,20 @@ def _settings(
     """The settings of flags, environment and file."""
     from pagedkv.config import EngineConfig
 
-    flags = {
+    return EngineConfig.load(config, _flags(model, kv_memory, kv_dtype, max_seq_len, page_size), os.environ)
+
+
+def _flags(
+    model: str | None, kv_memory: str | None, kv_dtype: str | None, max_seq_len: int | None, page_size: int | None
+) -> dict[str, Any]:
+    """The flags that all commands share, by the names of the settings."""
+    return {
         "model": model,
         "max_seq_len": max_seq_len,
         "kv_cache_config.max_memory": kv_memory,
         "kv_cache_config.dtype": kv_dtype,
         "kv_cache_config.tokens_per_block": page_size,
     }
-    return EngineConfig.load(config, flags, os.environ)
 
 
 def _report(line: str) -> None:
@@ -143,7 +190,7 @@ def _errors_as_sentences() -> Iterator[None]:
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.startswith("pagedkv"):
             raise
-        print(f"error: {missing.name!r} is not installed; pip install 'pagedkv[cli,engine]'", file=sys.stderr)
+        print(f"error: {missing.name!r} is not installed; pip install 'pagedkv[cli,engine,serve]'", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

@@ -1,0 +1,290 @@
+"""The HTTP server: routes, errors as OpenAI's clients know them, and the way up and down.
+
+Knows nothing about tokens or pages: generation.py turns bodies into answers, client.py speaks with the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from pagedkv import __version__
+from pagedkv.engine.chat import chat_tokens
+from pagedkv.errors import InvalidRequestError, NeverFitsError, PagedKVError, QueueFullError
+from pagedkv.serve.answers import Json, error_json
+from pagedkv.serve.client import EngineClient, EngineDeadError, RequestTimeoutError
+from pagedkv.serve.generation import Body, Call
+from pagedkv.serve.guards import Keys, LimitBody
+from pagedkv.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, ResetRequest, TokenizeRequest
+
+RETRY_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the HTTP side is told.
+
+    Attributes:
+        api_keys: who may ask for completions; everybody, if there is none.
+        admin_key: who may reset the cache and see the pool; callers on this machine, if there is none.
+        max_body_bytes: largest request body.
+        served_name: what the model is called; None for its own name.
+    """
+
+    api_keys: Sequence[str] = field(default=(), repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    max_body_bytes: int = 8 * 1024**2
+    served_name: str | None = None
+
+
+class _ClientGoneError(Exception):
+    """Nobody is there to be answered."""
+
+
+def build_app(client: EngineClient, options: ServeOptions | None = None) -> FastAPI:
+    """The application around a client that has been started, or is started by the application's own start."""
+    server = _Server(client, options or ServeOptions())
+    app = FastAPI(title="pagedkv", version=__version__, lifespan=server.lifespan)
+    app.add_middleware(LimitBody, most=server.options.max_body_bytes)
+    server.add_routes(app)
+    _add_errors(app)
+    app.state.server = server
+    return app
+
+
+class _Server:
+    """The endpoints, and what they share."""
+
+    def __init__(self, client: EngineClient, options: ServeOptions) -> None:
+        self.client = client
+        self.options = options
+        self.keys = Keys(options.api_keys, options.admin_key)
+        self.tokenizer: Any = None
+        self.draining = False
+        self.active = 0
+        self.started = int(time.time())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        """Load the model, serve, and let the engine's process end."""
+        if self.client.ready is None:
+            await self.client.start()
+        self.tokenizer = await asyncio.to_thread(_load_tokenizer, str(self.client.tokenizer_folder))
+        try:
+            yield
+        finally:
+            self.draining = True
+            await self.client.close()
+
+    def add_routes(self, app: FastAPI) -> None:
+        """All endpoints."""
+        app.post("/v1/chat/completions", response_model=None)(self.chat)
+        app.post("/v1/completions", response_model=None)(self.completions)
+        app.get("/v1/models")(self.models)
+        app.get("/v1/version")(self.version)
+        app.get("/v1/metadata")(self.metadata)
+        app.get("/v1/health/live")(self.live)
+        for path in ("/v1/health/ready", "/health"):
+            app.get(path, response_model=None)(self.ready)
+        app.post("/tokenize")(self.tokenize)
+        app.post("/detokenize")(self.detokenize)
+        app.post("/v1/cache/reset")(self.reset)
+        app.get("/v1/pool/snapshot")(self.snapshot)
+
+    @property
+    def model(self) -> str:
+        """What the model is called."""
+        return self.options.served_name or (self.client.ready.model if self.client.ready else "")
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        """The next turn of a conversation."""
+        return await self._generate(body, request)
+
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        """The continuation of one text or several."""
+        return await self._generate(body, request)
+
+    async def _generate(self, body: Body, request: Request) -> Response:
+        self.keys.check(request)
+        if self.draining:
+            raise EngineDeadError("the server is shutting down")
+        if body.model is not None and body.model != self.model:
+            raise HTTPException(404, f"there is no model {body.model!r} here; there is {self.model!r}")
+        self.active += 1
+        streaming = False
+        try:
+            call = await Call.of(self.client, self.tokenizer, body, self.model)
+            if not body.stream:
+                return JSONResponse(await _unless_gone(request, call.whole()))
+            events = call.events()
+            await anext(events)  # queued, or refused with a status of its own
+            streaming = True
+        finally:
+            self.active -= not streaming
+        headers = {"cache-control": "no-cache"}
+        return StreamingResponse(self._stream(events), media_type="text/event-stream", headers=headers)
+
+    async def _stream(self, events: Any) -> AsyncIterator[bytes]:
+        """The events; whoever stops reading ends the request."""
+        try:
+            async for event in events:
+                yield event
+        finally:
+            self.active -= 1
+            await events.aclose()
+
+    async def drain(self, seconds: float) -> bool:
+        """Take no more requests, and wait until those there are have ended; false if some had not by then."""
+        self.draining = True
+        end = time.monotonic() + seconds
+        while self.active and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        return not self.active
+
+    async def models(self, request: Request) -> Json:
+        """The one model that is served."""
+        self.keys.check(request)
+        ready = self.client.ready
+        longest = None if ready is None else ready.max_seq_len
+        card = {"id": self.model, "object": "model", "created": self.started, "owned_by": "pagedkv"}
+        return {"object": "list", "data": [{**card, "max_model_len": longest}]}
+
+    async def version(self) -> Json:
+        """Which pagedkv this is."""
+        return {"version": __version__}
+
+    async def metadata(self, request: Request) -> Json:
+        """Sizes of the pool, and every setting with the source that set it."""
+        self.keys.check(request)
+        ready = self.client.ready
+        if ready is None:
+            raise EngineDeadError("the engine is being restarted")
+        names = ("max_seq_len", "vocab_size", "num_pages", "page_size", "page_bytes", "weight_bytes")
+        settings = [{"key": key, "value": value, "source": place} for key, value, place in ready.settings]
+        return {"model": self.model, **{name: getattr(ready, name) for name in names}, "settings": settings}
+
+    async def live(self) -> Json:
+        """200 as long as this process answers."""
+        return {"status": "live"}
+
+    async def ready(self) -> Response:
+        """200 if requests can be served now, 503 otherwise."""
+        good = self.client.ready is not None and not self.draining
+        return JSONResponse({"status": "ready" if good else "not ready"}, 200 if good else 503)
+
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Json:
+        """Token ids of a text or a conversation."""
+        self.keys.check(request)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequestError("give either prompt or messages")
+        if body.messages is not None:
+            turns = [message.turn() for message in body.messages]
+            ids = await asyncio.to_thread(chat_tokens, self.tokenizer, turns)
+        else:
+            encoded = await asyncio.to_thread(self.tokenizer, body.prompt, add_special_tokens=body.add_special_tokens)
+            ids = list(encoded["input_ids"])
+        longest = None if self.client.ready is None else self.client.ready.max_seq_len
+        return {"tokens": ids, "count": len(ids), "max_model_len": longest}
+
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Json:
+        """The text of token ids."""
+        self.keys.check(request)
+        size = len(self.tokenizer)
+        if body.tokens and max(body.tokens) >= size:
+            raise InvalidRequestError(f"token id {max(body.tokens)} is outside the vocabulary of {size}")
+        return {"prompt": await asyncio.to_thread(self.tokenizer.decode, body.tokens)}
+
+    async def reset(self, request: Request, body: ResetRequest | None = None) -> Json:
+        """Forget cached content: all of it without a body, or what was computed under one cache_salt."""
+        self.keys.check_admin(request)
+        scope = {} if body is None else {"namespace": body.cache_salt}
+        answer: Json = await self.client.ask("reset", **scope)
+        return answer
+
+    async def snapshot(self, request: Request) -> Json:
+        """Where every page is now."""
+        self.keys.check_admin(request)
+        answer: Json = await self.client.ask("snapshot")
+        return answer
+
+
+async def _unless_gone(request: Request, work: Any) -> Json:
+    """Await the work, unless the client leaves before it is done: then it is ended."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            answer: Json = task.result()
+            return answer
+        raise _ClientGoneError
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _load_tokenizer(folder: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every failure as JSON of OpenAI's form, without a stack trace."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_body(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        message = f"{where}: {first['msg']}" if where else str(first["msg"])
+        return JSONResponse(error_json(message, "invalid_request_error", param=where or None), 400)
+
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(_: Request, error: StarletteHTTPException) -> JSONResponse:
+        kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+        code = {401: "invalid_api_key", 404: "model_not_found"}.get(error.status_code)
+        return JSONResponse(error_json(str(error.detail), kind, code=code), error.status_code)
+
+    @app.exception_handler(PagedKVError)
+    async def failed(_: Request, error: PagedKVError) -> JSONResponse:
+        status, kind, code = _status(error)
+        headers = {"retry-after": str(RETRY_SECONDS)} if status in (429, 503) else None
+        return JSONResponse(error_json(str(error), kind, code=code), status, headers)
+
+    @app.exception_handler(_ClientGoneError)
+    async def gone(_: Request, __: _ClientGoneError) -> Response:
+        return Response(status_code=499)
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(error_json(f"internal error ({type(error).__name__})", "server_error"), 500)
+
+
+def _status(error: PagedKVError) -> tuple[int, str, str | None]:
+    """HTTP status, OpenAI's type and code of one of our errors."""
+    if isinstance(error, NeverFitsError):
+        return 400, "invalid_request_error", "context_length_exceeded"
+    if isinstance(error, InvalidRequestError):
+        return 400, "invalid_request_error", None
+    if isinstance(error, QueueFullError):
+        return 429, "rate_limit_error", "queue_full"
+    if isinstance(error, RequestTimeoutError):
+        return 408, "timeout", None
+    if isinstance(error, EngineDeadError):
+        return 503, "server_error", "engine_unavailable"
+    return 500, "server_error", None

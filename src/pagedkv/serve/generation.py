@@ -1,0 +1,174 @@
+"""Generation: from a request's body to an answer, streamed or whole, in OpenAI's form.
+
+Knows the engine's client and the tokenizer; nothing about routes or keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from pagedkv.engine.chat import chat_tokens
+from pagedkv.errors import InvalidRequestError, NeverFitsError, PagedKVError
+from pagedkv.serve.answers import Format, Json, Usage
+from pagedkv.serve.client import EngineClient
+from pagedkv.serve.messages import Piece
+from pagedkv.serve.schemas import ChatRequest, CompletionRequest
+
+Body = ChatRequest | CompletionRequest
+
+
+class Call:
+    """One request of a client: prompts, and the answers to each.
+
+    Choice i of the response is answer i % n of prompt i // n.
+    """
+
+    def __init__(
+        self, client: EngineClient, body: Body, prompts: list[list[int]], form: Format, max_tokens: int
+    ) -> None:
+        self.client = client
+        self.body = body
+        self.prompts = prompts
+        self.form = form
+        self.usage = Usage(prompt=sum(len(prompt) for prompt in prompts))
+        logprobs = body.wanted_logprobs() if isinstance(body, ChatRequest) else body.logprobs
+        self._params = body.sampling(max_tokens, logprobs)
+        self._echo = ""
+
+    @classmethod
+    async def of(cls, client: EngineClient, tokenizer: Any, body: Body, model: str) -> Call:
+        """Turn the body's texts into tokens.
+
+        Raises:
+            InvalidRequestError, NeverFitsError: what is asked for cannot be meant, or cannot fit.
+        """
+        ready = client.ready
+        longest = ready.max_seq_len if ready is not None else 0
+        name = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
+        if isinstance(body, ChatRequest):
+            turns = [message.turn() for message in body.messages]
+            prompts = [await asyncio.to_thread(chat_tokens, tokenizer, turns)]
+            form = Format(name, model, True, tokenizer, body.logprobs)
+            asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+            rest = longest - len(prompts[0])
+            if asked is None and ready is not None and rest < 1:
+                raise NeverFitsError(f"{len(prompts[0])} prompt tokens leave no room for an answer in {longest}")
+            max_tokens = asked if asked is not None else rest
+        else:
+            prompts = [await asyncio.to_thread(_tokens, tokenizer, prompt) for prompt in body.prompts()]
+            form = Format(name, model, False, tokenizer, body.logprobs is not None)
+            max_tokens = body.max_tokens
+        return cls(client, body, prompts, form, max_tokens)
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """(choice, piece) of all prompts as they come, after one (-1, ...) once all are queued."""
+        streams = [self._stream(number, prompt) for number, prompt in enumerate(self.prompts)]
+        try:
+            for stream in streams:
+                await anext(stream)
+            yield -1, Piece(self.form.id, 0, "", [])
+            async for found in _merged(streams):
+                yield found
+        finally:
+            for stream in streams:
+                await stream.aclose()
+
+    async def _stream(self, number: int, prompt: list[int]) -> Any:
+        pieces = self.client.generate(
+            f"{self.form.id}-{number}",
+            prompt,
+            self._params,
+            namespace=self.body.cache_salt,
+            priority=self.body.priority,
+            seconds=self.body.timeout,
+        )
+        try:
+            async for piece in pieces:
+                if not isinstance(piece, Piece):
+                    yield -1, None
+                    continue
+                self.usage.count(piece)
+                if piece.finish_reason == "error":
+                    raise PagedKVError(piece.error or "the request failed")
+                yield number * self.body.n + piece.index, piece
+        finally:
+            await pieces.aclose()  # type: ignore[attr-defined]
+
+    async def whole(self) -> Json:
+        """The response in one piece."""
+        found: dict[int, list[Piece]] = {}
+        async for choice, piece in self.pieces():
+            if choice >= 0:
+                found.setdefault(choice, []).append(piece)
+        choices = [
+            (choice, self.prefix(choice) + "".join(piece.text for piece in pieces), pieces)
+            for choice, pieces in sorted(found.items())
+        ]
+        return self.form.whole(choices, self.usage)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The response as server-sent events; the first, empty one says that all is queued."""
+        begun: set[int] = set()
+        queued = False
+        try:
+            async for choice, piece in self.pieces():
+                if choice < 0:
+                    queued = True
+                    yield b""
+                    continue
+                text = piece.text if choice in begun else self.prefix(choice) + piece.text
+                yield _event(self.form.chunk(piece, choice, text, first=choice not in begun))
+                begun.add(choice)
+            if self.body.stream_options is not None and self.body.stream_options.include_usage:
+                yield _event(self.form.last_chunk(self.usage))
+        except PagedKVError as error:
+            if not queued:
+                raise  # nothing has been sent yet: the answer is an error with its status
+            yield _event({"error": {"message": str(error), "type": type(error).__name__, "param": None, "code": None}})
+        yield b"data: [DONE]\n\n"
+
+    def prefix(self, choice: int) -> str:
+        """What stands before an answer: its prompt, if it is to be echoed."""
+        if isinstance(self.body, CompletionRequest) and self.body.echo:
+            given = self.body.prompts()[choice // self.body.n]
+            return given if isinstance(given, str) else str(self.form.tokenizer.decode(given))
+        return ""
+
+
+def _event(value: Json) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _tokens(tokenizer: Any, prompt: str | Sequence[int]) -> list[int]:
+    ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+    if not len(ids):
+        raise InvalidRequestError("the prompt is empty; it needs at least one token")
+    return list(ids)
+
+
+async def _merged(streams: list[Any]) -> AsyncIterator[tuple[int, Piece]]:
+    """Items of several streams as they come."""
+    if len(streams) == 1:
+        async for found in streams[0]:
+            yield found
+        return
+    waiting = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                stream = waiting.pop(task)
+                try:
+                    found = task.result()
+                except StopAsyncIteration:
+                    continue
+                yield found
+                waiting[asyncio.ensure_future(anext(stream))] = stream
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -1,0 +1,89 @@
+"""`pagedkv serve`: the table at the start, and uvicorn until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from rich.console import Console
+from rich.table import Table
+
+from pagedkv.budget import format_bytes, requests_in_pages
+from pagedkv.serve.app import ServeOptions, build_app
+from pagedkv.serve.client import EngineClient
+from pagedkv.serve.messages import Ready
+
+GRACE_SECONDS = 30
+
+
+def run(console: Console, argument: Mapping[str, Any], options: ServeOptions, host: str, port: int) -> None:
+    """Load the model, print what is served, and serve until SIGTERM or SIGINT.
+
+    Args:
+        argument: {"path", "overrides"} of the engine's settings.
+    """
+    asyncio.run(_run(console, EngineClient(argument), options, host, port))
+
+
+async def _run(console: Console, client: EngineClient, options: ServeOptions, host: str, port: int) -> None:
+    try:
+        ready = await client.start()
+    except BaseException:
+        await client.close()
+        raise
+    console.print(start_table(ready, options))
+    console.print(f"listening on http://{host}:{port}", highlight=False)
+    app = build_app(client, options)
+    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=1)
+    await DrainingServer(config, app.state.server).serve()
+
+
+class DrainingServer(uvicorn.Server):
+    """Upon a signal: not ready any more, but there until the running requests have ended, or the grace period has.
+
+    A second signal ends it at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, endpoints: Any, grace: float = GRACE_SECONDS) -> None:
+        super().__init__(config)
+        self._endpoints = endpoints
+        self._grace = grace
+        self._loop = asyncio.get_running_loop()
+        self._drain: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """What uvicorn calls for SIGTERM and SIGINT, from within whatever is running."""
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        if self._drain is None:
+            self._drain = self._loop.create_task(self._end())
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def _end(self) -> None:
+        await self._endpoints.drain(self._grace)
+        self.should_exit = True
+
+
+def start_table(ready: Ready, options: ServeOptions) -> Table:
+    """What is served, how many requests fit, and which source set what is not a default."""
+    table = Table(title="pagedkv serve", title_justify="left", show_header=False)
+    tokens = ready.num_pages * ready.page_size
+    table.add_row("model", f"{options.served_name or ready.model}, weights {format_bytes(ready.weight_bytes)}")
+    table.add_row(
+        "pages",
+        f"{ready.num_pages:,} of {ready.page_size} tokens, {format_bytes(ready.page_bytes)} each: {tokens:,} tokens, "
+        f"{format_bytes(ready.num_pages * ready.page_bytes)}",
+    )
+    lengths = [length for length in (512, 2048, 8192) if length < ready.max_seq_len] + [ready.max_seq_len]
+    fitting = [f"{requests_in_pages(ready.num_pages, length, ready.page_size)} of {length:,}" for length in lengths]
+    table.add_row("requests at once, by tokens each", ", ".join(fitting))
+    table.add_row("API keys", f"{len(options.api_keys)}" if options.api_keys else "none: everybody may ask")
+    for key, value, place in ready.settings:
+        if place != "default":
+            table.add_row(key, f"{value}  ({place})")
+    return table

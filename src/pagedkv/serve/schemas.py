@@ -1,0 +1,164 @@
+"""The bodies of OpenAI's requests, with vLLM's additions. What is not served is refused by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pagedkv.engine.params import MAX_LOGPROBS, MAX_N
+from pagedkv.errors import InvalidRequestError
+
+MAX_MESSAGES = 4096
+MAX_PROMPTS = 256
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+
+class StreamOptions(_Body):
+    """`include_usage`: end the stream with a chunk that counts the tokens."""
+
+    include_usage: bool = False
+
+
+class ResponseFormat(_Body):
+    """Only plain text is served."""
+
+    type: Literal["text"]
+
+
+class _Common(_Body):
+    """What both kinds of request may ask for. Limits of numbers are those of SamplingParams."""
+
+    model: str | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    priority: int = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None
+
+    def sampling(self, max_tokens: int, logprobs: int | None) -> dict[str, Any]:
+        """The fields of SamplingParams."""
+        names = (
+            "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "presence_penalty",
+            "frequency_penalty", "repetition_penalty", "ignore_eos", "include_stop_str_in_output",
+            "skip_special_tokens",
+        )  # fmt: skip
+        fields = {name: getattr(self, name) for name in names}
+        return {**fields, "max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _bias(self.logit_bias)}
+
+
+class CompletionRequest(_Common):
+    """POST /v1/completions. A prompt is a text or token ids; several answer as choices, one after the other."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int = 16
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool = False
+    best_of: int | None = None
+    suffix: None = None
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One prompt or many, as a list."""
+        if self.best_of not in (None, 1) and self.best_of != self.n:
+            raise InvalidRequestError(f"best_of is {self.best_of}; choosing among answers is not served: use n")
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequestError("echo with logprobs is not served: log-probabilities of prompts are not computed")
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise InvalidRequestError("the prompt is empty; it needs at least one token")
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise InvalidRequestError(f"{len(self.prompt)} prompts in one request; at most {MAX_PROMPTS}")
+        return self.prompt
+
+
+class ContentPart(_Body):
+    """A part of a message; only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Body):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart]
+    name: Annotated[str, Field(max_length=256)] | None = None
+
+    def turn(self) -> dict[str, str]:
+        """As chat templates want it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatRequest(_Common):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: None = None
+    tool_choice: Literal["none"] | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        """How many log-probabilities per token; None for none."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs to be true")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeRequest(_Body):
+    """POST /tokenize: a text, or a conversation in the model's chat format."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(_Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class ResetRequest(_Body):
+    """POST /v1/cache/reset: all of the cache, or what was computed under one cache_salt (null is one)."""
+
+    cache_salt: str | None = None
+
+
+def _bias(bias: dict[str, float] | None) -> dict[int, float] | None:
+    """JSON's keys are texts; token ids are numbers."""
+    if bias is None:
+        return None
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError:
+        raise InvalidRequestError("the keys of logit_bias are token ids, as texts of digits") from None
