@@ -49,7 +49,7 @@ def run() -> list[Row]:
 
 def scenario(words: str, hang_up: float, kill: bool, process: subprocess.Popen[bytes]) -> list[Row]:
     """Run one load and count what became of it; raises if a chat was lost or a page leaked."""
-    killer = threading.Timer(5.0, lambda: os.kill(_worker(process.pid), signal.SIGKILL))
+    killer = threading.Timer(15.0, lambda: os.kill(_worker(process.pid), signal.SIGKILL))
     if kill:
         killer.start()
     start = time.monotonic()
