@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import openai
@@ -154,4 +155,30 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
             model="fake",
             messages=[{"role": "user", "content": "x"}],
             tools=[{"type": "function", "function": {"name": "f"}}],
+        )
+
+
+def test_json_modes(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"const": 3}}, "required": ["n"], "additionalProperties": False}
+    answer = client.chat.completions.create(
+        model="fake",
+        messages=[{"role": "user", "content": "x"}],
+        max_tokens=40,
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
+    )
+    assert json.loads(answer.choices[0].message.content or "") == {"n": 3}
+    loose = client.chat.completions.create(
+        model="fake",
+        messages=[{"role": "user", "content": "x"}],
+        max_tokens=8,
+        temperature=0,
+        response_format={"type": "json_object"},
+    )
+    assert (loose.choices[0].message.content or "").startswith("{")
+    with pytest.raises(openai.BadRequestError, match="Invalid type: nope"):
+        client.chat.completions.create(
+            model="fake",
+            messages=[{"role": "user", "content": "x"}],
+            response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nope"}}},
         )

@@ -20,6 +20,7 @@ from pagedkv.cache import CacheManager, ContiguousManager, KVCacheManager
 from pagedkv.cache.checks import checked_ids
 from pagedkv.config import EngineConfig
 from pagedkv.engine.detokenize import Detokenizer
+from pagedkv.engine.grammar import Grammars, GrammarState
 from pagedkv.engine.logprobs import TokenLogprobs, token_logprobs
 from pagedkv.engine.outputs import CompletionOutput, EngineStats, RequestOutput, StepOutput
 from pagedkv.engine.params import SamplingParams
@@ -86,6 +87,7 @@ class Engine:
         self.scheduler = Scheduler(self.manager, self.config)
         self.runner = ModelRunner(model, self.store)
         self._detokenizer = Detokenizer(model.tokenizer)
+        self._grammars = Grammars(model.tokenizer, model.spec.vocab_size)
         self._calls: dict[str, _Call] = {}
         self._live: dict[Request, _Live] = {}
         self._unnamed = 0
@@ -147,11 +149,14 @@ class Engine:
             call,
             index,
             request,
-            SamplerState(call.params, request.prompt.astype(np.int64), index),
+            SamplerState(call.params, request.prompt.astype(np.int64), index, self._grammar(call.params)),
             TextStream(self._detokenizer, call.params, tokens),
         )
         call.live[index] = self._live[request] = live
         return live
+
+    def _grammar(self, params: SamplingParams) -> GrammarState | None:
+        return None if params.json_schema is None else self._grammars.start(params.json_schema)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and give back what it holds; None if no such request is live."""

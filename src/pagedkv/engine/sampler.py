@@ -3,9 +3,9 @@
 Responsible for bias, penalties, temperature, min_p, top_k, top_p, the draw, and for a bad row failing alone. Knows
 nothing about requests, pages, text, or when generation ends.
 
-The order is vLLM's: logit bias -> repetition, frequency and presence penalty -> temperature -> min_p -> top_k ->
-top_p; each filter looks at what the one before left, renormalised. Equal logits rank by lower id, so top_k keeps
-exactly k.
+The order is vLLM's: grammar -> logit bias -> repetition, frequency and presence penalty -> temperature -> min_p ->
+top_k -> top_p; each filter looks at what the one before left, renormalised. Equal logits rank by lower id, so top_k
+keeps exactly k.
 
 A row's token is a function of its logits and its own state alone, to the bit: every reduction runs inside one
 row in an order that does not depend on the other rows, and each row draws one number from its own generator.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,22 @@ TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-30, 1e30
 IntArray = npt.NDArray[np.int64]
 
 
+class Grammar(Protocol):
+    """What a sampler needs of a grammar."""
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Which tokens may come next, bool [vocabulary]."""
+        ...
+
+    def record(self, token: int) -> None:
+        """The token was chosen."""
+        ...
+
+    def fork(self) -> Grammar:
+        """A copy for another branch."""
+        ...
+
+
 class SamplerState:
     """What one sample of one request carries from token to token: its generator and its token counts.
 
@@ -41,7 +58,11 @@ class SamplerState:
     """
 
     def __init__(
-        self, params: SamplingParams, prompt_token_ids: Sequence[int] | IntArray = (), sample_index: int = 0
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int] | IntArray = (),
+        sample_index: int = 0,
+        grammar: Grammar | None = None,
     ) -> None:
         """State before the first token.
 
@@ -50,12 +71,14 @@ class SamplerState:
             prompt_token_ids: the prompt, >= 0; read only for a repetition penalty.
             sample_index: which of the request's n samples this is. Samples of one seed differ from each other,
                 and the set repeats with the seed.
+            grammar: says which tokens may come next.
 
         Raises:
             InvalidRequestError: a token id is negative.
         """
         self.params = params
-        self.plain_greedy = params.greedy and not params.has_penalty and not params.logit_bias
+        self.grammar = grammar
+        self.plain_greedy = params.greedy and not params.has_penalty and not params.logit_bias and grammar is None
         # SeedSequence takes no negative entropy; the two's complement keeps all 2**64 seeds distinct.
         entropy = None if params.seed is None else params.seed & (2**64 - 1)
         self._seed = np.random.SeedSequence(entropy, spawn_key=(sample_index,))
@@ -78,6 +101,8 @@ class SamplerState:
         """Count a token that became part of the output. Raises InvalidRequestError if it is negative."""
         if token_id < 0:
             raise InvalidRequestError(f"token ids must be >= 0, got {token_id}")
+        if self.grammar is not None:
+            self.grammar.record(token_id)
         if self.params.has_penalty:
             slot = self._slot(token_id)  # may replace the arrays, so before they are looked at
             self._counts[slot] += 1
@@ -96,6 +121,7 @@ class SamplerState:
         """
         twin = object.__new__(SamplerState)
         twin.params, twin.plain_greedy = self.params, self.plain_greedy
+        twin.grammar = None if self.grammar is None else self.grammar.fork()
         twin._seed = np.random.SeedSequence(self._seed.entropy, spawn_key=(*self._seed.spawn_key, sample_index))
         twin._generator = np.random.Generator(np.random.PCG64(twin._seed))
         twin._ids, twin._counts = self._ids.copy(), self._counts.copy()
@@ -184,6 +210,7 @@ class _Row:
     min_p: float = 0.0
     uniform: float = 0.0
     filtered: bool = False
+    allowed: npt.NDArray[np.bool_] | None = None
     bias: Mapping[int, float] | None = None
     penalty: tuple[float, float, float] | None = None
     ids: IntArray | None = None
@@ -199,6 +226,7 @@ def _read(index: int, state: SamplerState, errors: dict[int, str]) -> _Row | Non
     try:
         row, params = _Row(index), state.params
         row.bias = params.logit_bias
+        row.allowed = None if state.grammar is None else state.grammar.allowed()
         if params.has_penalty:
             row.penalty = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
             row.ids, row.counts = state.seen()
@@ -241,6 +269,11 @@ def _sample_rows(logits: torch.Tensor, rows: list[_Row], token_ids: IntArray, er
     own = logits
     if len(rows) < len(logits):
         own = logits[torch.tensor([row.index for row in rows])]
+    masked = [(at, row.allowed) for at, row in enumerate(rows) if row.allowed is not None]
+    if masked:
+        own = own.clone()
+        for at, allowed in masked:
+            own[at, torch.from_numpy(~allowed)] = -math.inf
     biased = [(at, row.bias) for at, row in enumerate(rows) if row.bias]
     if biased:
         own = _add_bias(own, biased)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,10 +24,28 @@ class StreamOptions(_Body):
     include_usage: bool = False
 
 
-class ResponseFormat(_Body):
-    """Only plain text is served."""
+class JsonSchema(_Body):
+    """A schema that the answer follows."""
 
-    type: Literal["text"]
+    name: Annotated[str, Field(max_length=256)] = ""
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")] = True
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """Plain text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def schema_text(self) -> str | None:
+        """The schema that the answer follows, as text; None for plain text."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise InvalidRequestError("response_format: json_schema goes with type json_schema, and only with it")
+        if self.json_schema is not None:
+            return json.dumps(self.json_schema.schema_)
+        return '{"type": "object"}' if self.type == "json_object" else None
 
 
 class _Common(_Body):
@@ -55,6 +74,10 @@ class _Common(_Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None
 
+    def schema_text(self) -> str | None:
+        """The JSON schema that the answer follows, as text."""
+        return None
+
     def sampling(self, max_tokens: int, logprobs: int | None) -> dict[str, Any]:
         """The fields of SamplingParams."""
         names = (
@@ -63,7 +86,13 @@ class _Common(_Body):
             "skip_special_tokens",
         )  # fmt: skip
         fields = {name: getattr(self, name) for name in names}
-        return {**fields, "max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _bias(self.logit_bias)}
+        return {
+            **fields,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "logit_bias": _bias(self.logit_bias),
+            "json_schema": self.schema_text(),
+        }
 
 
 class CompletionRequest(_Common):
@@ -124,6 +153,10 @@ class ChatRequest(_Common):
     response_format: ResponseFormat | None = None
     tools: None = None
     tool_choice: Literal["none"] | None = None
+
+    def schema_text(self) -> str | None:
+        """The JSON schema that the answer follows, as text."""
+        return None if self.response_format is None else self.response_format.schema_text()
 
     def wanted_logprobs(self) -> int | None:
         """How many log-probabilities per token; None for none."""
