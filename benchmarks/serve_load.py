@@ -130,9 +130,9 @@ def _active_connections() -> int:
 
 
 @contextmanager
-def server() -> Iterator[subprocess.Popen[bytes]]:
-    """`pagedkv serve` until the block ends."""
-    options = ["--port", str(PORT), "--kv-memory", MEMORY, "--max-seq-len", "1024", "--max-queue-size", str(CHATS)]
+def server(memory: str = MEMORY) -> Iterator[subprocess.Popen[bytes]]:
+    """`pagedkv serve` with so much memory for keys and values, until the block ends."""
+    options = ["--port", str(PORT), "--kv-memory", memory, "--max-seq-len", "1024", "--max-queue-size", str(CHATS)]
     command = [str(Path(sys.executable).parent / "pagedkv"), "serve", *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidRequestError
 
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One space after a comma and a colon, and none elsewhere: a small model may else write spaces until it is cut off."""
 
 

@@ -6,10 +6,11 @@ Knows the engine's client and the tokenizer; nothing about routes or keys.
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+
+import msgspec
 
 from pagedkv.engine.chat import chat_tokens
 from pagedkv.errors import InvalidRequestError, NeverFitsError, PagedKVError
@@ -140,7 +141,7 @@ class Call:
 
 
 def _event(value: Json) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def _tokens(tokenizer: Any, prompt: str | Sequence[int]) -> list[int]:
