@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,22 @@ def build_app(client: EngineClient, options: ServeOptions | None = None) -> Fast
     _add_errors(app)
     app.state.server = server
     return app
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events; whoever stops reading, or never begins to, ends the request."""
+
+    def __init__(self, events: Any, closed: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._events = events
+        self._closed = closed
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._closed()
+            await self._events.aclose()
 
 
 class _Server:
@@ -130,17 +146,10 @@ class _Server:
             streaming = True
         finally:
             self.active -= not streaming
-        headers = {"cache-control": "no-cache"}
-        return StreamingResponse(self._stream(events), media_type="text/event-stream", headers=headers)
+        return _EventStream(events, self._closed)
 
-    async def _stream(self, events: Any) -> AsyncIterator[bytes]:
-        """The events; whoever stops reading ends the request."""
-        try:
-            async for event in events:
-                yield event
-        finally:
-            self.active -= 1
-            await events.aclose()
+    def _closed(self) -> None:
+        self.active -= 1
 
     async def drain(self, seconds: float) -> bool:
         """Take no more requests, and wait until those there are have ended; false if some had not by then."""
