@@ -114,6 +114,15 @@ def test_a_record_is_replayed_into_the_same_state() -> None:
     assert again.match([1] * 6, "a") == manager.match([1] * 6, "a") == 4
 
 
+def test_a_namespace_that_is_known_by_identity_stays_itself_in_a_record() -> None:
+    manager, salt = tiny(num_pages=6, hasher=None), object()
+    recording = manager.record()
+    row = computed(manager, [1] * 6, namespace=salt).sequence
+    manager.release(sequences=(handle for handle in [row]))
+    again = recording.replay()
+    assert again.match([1] * 6, salt) == manager.match([1] * 6, salt) == 4
+
+
 def test_only_a_fresh_manager_can_be_recorded() -> None:
     manager = tiny()
     admitted(manager, [1])

@@ -11,6 +11,7 @@ from fake_model import VOCAB, FakeModel, expected_text
 from test_engine import greedy, make_engine
 
 from pagedkv.cache import check
+from pagedkv.engine import engine as engine_module
 from pagedkv.engine.engine import Engine
 from pagedkv.engine.outputs import RequestOutput, StepOutput
 from pagedkv.engine.params import SamplingParams
@@ -137,6 +138,23 @@ def test_a_failing_answer_ends_alone() -> None:
     reasons = [output.finish_reason for output in results[name].outputs]
     assert reasons == [FinishReason.LENGTH, FinishReason.ERROR]
     assert results[name].error is not None
+
+
+def test_a_step_that_fails_after_branching_leaves_no_answer_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branches began in that very step: they end with it, and the engine goes on."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    engine = make_engine(flat(), pages=20)
+    name = engine.add_request(PROMPT, sampled(n=3))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "sample", broken)
+        pieces = engine.step()
+    assert [piece.output.finish_reason for piece in pieces if piece.output] == [FinishReason.ERROR] * 3
+    assert [piece.request_id for piece in pieces if piece.result] == [name]
+    other = engine.add_request("hello", greedy(2))
+    assert run(engine)[1][other].error is None
 
 
 def test_greedy_answers_are_equal() -> None:

@@ -7,7 +7,6 @@ an array, an interrupt, a fault in our own code. Whoever changes a manager's sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
 from operator import setitem
@@ -115,8 +114,21 @@ def _recorded(
     verb: Callable[..., _Answer], manager: _Journaled, calls: list[Call], *args: object, **kwargs: object
 ) -> _Answer:
     """Run the verb and note the call once it is answered."""
-    args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
-    call = Call(verb.__name__, deepcopy(args), deepcopy(kwargs))
+    args = tuple(_read(arg) for arg in args)
+    kwargs = {name: _read(arg) for name, arg in kwargs.items()}
+    call = Call(verb.__name__, tuple(_kept(arg) for arg in args), {name: _kept(arg) for name, arg in kwargs.items()})
     answer = verb(manager, *args, **kwargs)
     calls.append(call)
     return answer
+
+
+def _read(argument: object) -> object:
+    """What can be read only once, as a list."""
+    return list(argument) if isinstance(argument, Iterator) else argument
+
+
+def _kept(argument: object) -> object:
+    """A copy of what its owner may change. Namespaces and handles stay themselves: some are known by identity alone."""
+    if isinstance(argument, np.ndarray):
+        return argument.copy()
+    return [_kept(item) for item in argument] if isinstance(argument, list) else argument

@@ -239,8 +239,6 @@ class Engine:
     def _branch(self, live: _Live) -> list[_Live]:
         """The other answers of a call whose prompt has been computed; those that can share its pages right now."""
         request, call = live.request, live.call
-        if len(call.live) + len(call.ended) > 1:  # they have begun before, and the first was preempted since
-            return []
         twins = [
             Request(request.id, request.prompt, call.params, request.namespace, request.priority)
             for _ in range(1, call.params.n)
@@ -297,8 +295,12 @@ class Engine:
         return StepOutput(request.id, piece, [], result, live.index, output)
 
     def _fail_all(self, step: Step, error: BaseException) -> list[StepOutput]:
-        """End what is left of a step that went wrong: nobody knows which of its tokens count."""
-        return [self._fail(request, error) for request in step.requests if request in self._live]
+        """End what is left of a step that went wrong: nobody knows which of its tokens count.
+
+        All answers of its calls end: some of them may have begun in this very step, and have no token to go on from.
+        """
+        calls = dict.fromkeys(self._live[request].call for request in step.requests if request in self._live)
+        return [self._fail(live.request, error) for call in calls for live in list(call.live.values())]
 
     def _end(self, live: _Live, reason: FinishReason) -> tuple[CompletionOutput, RequestOutput | None]:
         """The one way out: the answer's pages are released. Returns it, and the whole call if it was the last one."""

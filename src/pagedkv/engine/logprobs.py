@@ -35,7 +35,11 @@ def token_logprobs(
         logprobs = torch.log_softmax(logits[row], dim=-1)
         top: tuple[tuple[int, float], ...] = ()
         if count:
-            ids = torch.sort(logprobs, descending=True, stable=True).indices[:count]
+            least = logprobs.topk(count).values[-1]
+            ids = torch.nonzero(logprobs >= least).squeeze(
+                1
+            )  # ascending, so that a stable sort keeps the lower id first
+            ids = ids[torch.sort(logprobs[ids], descending=True, stable=True).indices[:count]]
             top = tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
         found.append(TokenLogprobs(token, float(logprobs[token]), top))
     return found

@@ -54,7 +54,7 @@ class Format:
 
     def chunk(self, piece: Piece, index: int, text: str, *, first: bool) -> Json:
         """A piece as a chunk of the stream; the first of a choice names the role."""
-        choice: Json = {"index": index, "finish_reason": _reason(piece), "logprobs": self._logprobs([piece])}
+        choice: Json = {"index": index, "finish_reason": piece.finish_reason, "logprobs": self._logprobs([piece])}
         if self.chat:
             choice["delta"] = {"role": "assistant", "content": text} if first else {"content": text}
         else:
@@ -72,7 +72,7 @@ class Format:
         listed = []
         for index, text, pieces in choices:
             end = pieces[-1]
-            choice: Json = {"index": index, "finish_reason": _reason(end), "stop_reason": end.stop_reason}
+            choice: Json = {"index": index, "finish_reason": end.finish_reason, "stop_reason": end.stop_reason}
             choice["logprobs"] = self._logprobs(pieces)
             if self.chat:
                 choice["message"] = {"role": "assistant", "content": text}
@@ -111,11 +111,6 @@ class Format:
 
     def _text(self, token: int) -> str:
         return str(self.tokenizer.decode([token]))
-
-
-def _reason(piece: Piece) -> str | None:
-    """OpenAI knows stop and length."""
-    return piece.finish_reason
 
 
 def error_json(message: str, kind: str, *, code: str | None = None, param: str | None = None) -> Json:

@@ -41,7 +41,12 @@ FACTORY = "pagedkv.serve.worker:from_settings"
 RESTART_SECONDS = 0.5
 STOP_SECONDS = 5.0
 
-_REFUSALS = {"invalid": InvalidRequestError, "never": NeverFitsError, "queue full": QueueFullError}
+_REFUSALS = {
+    "invalid": InvalidRequestError,
+    "never": NeverFitsError,
+    "queue full": QueueFullError,
+    "failed": PagedKVError,
+}
 
 
 class EngineDeadError(PagedKVError):

@@ -15,7 +15,7 @@ import msgspec
 from pagedkv.engine.chat import chat_tokens
 from pagedkv.errors import InvalidRequestError, NeverFitsError, PagedKVError
 from pagedkv.serve.answers import Format, Json, Usage
-from pagedkv.serve.client import EngineClient
+from pagedkv.serve.client import EngineClient, EngineDeadError
 from pagedkv.serve.messages import Piece
 from pagedkv.serve.schemas import ChatRequest, CompletionRequest
 
@@ -38,7 +38,6 @@ class Call:
         self.usage = Usage(prompt=sum(len(prompt) for prompt in prompts))
         logprobs = body.wanted_logprobs() if isinstance(body, ChatRequest) else body.logprobs
         self._params = body.sampling(max_tokens, logprobs)
-        self._echo = ""
 
     @classmethod
     async def of(cls, client: EngineClient, tokenizer: Any, body: Body, model: str) -> Call:
@@ -46,9 +45,11 @@ class Call:
 
         Raises:
             InvalidRequestError, NeverFitsError: what is asked for cannot be meant, or cannot fit.
+            EngineDeadError: the engine is not there.
         """
-        ready = client.ready
-        longest = ready.max_seq_len if ready is not None else 0
+        if client.ready is None:
+            raise EngineDeadError("the engine is being restarted")
+        longest = client.ready.max_seq_len
         name = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
         if isinstance(body, ChatRequest):
             turns = [message.turn() for message in body.messages]
@@ -56,7 +57,7 @@ class Call:
             form = Format(name, model, True, tokenizer, body.logprobs)
             asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
             rest = longest - len(prompts[0])
-            if asked is None and ready is not None and rest < 1:
+            if asked is None and rest < 1:
                 raise NeverFitsError(f"{len(prompts[0])} prompt tokens leave no room for an answer in {longest}")
             max_tokens = asked if asked is not None else rest
         else:

@@ -83,7 +83,7 @@ class Queued(msgspec.Struct, tag=True):
 
 
 class Refused(msgspec.Struct, tag=True):
-    """A request was not queued: "invalid", "never" or "queue full"."""
+    """A request was not queued: "invalid", "never", "queue full", or "failed" by a fault of ours."""
 
     id: str
     kind: str

@@ -105,8 +105,10 @@ class Worker:
             self.events.append(Refused(command.id, "queue full", str(error)))
         except NeverFitsError as error:
             self.events.append(Refused(command.id, "never", str(error)))
-        except (PagedKVError, TypeError) as error:
+        except (InvalidRequestError, TypeError) as error:
             self.events.append(Refused(command.id, "invalid", str(error)))
+        except Exception as error:  # whatever it is, it is this request's alone
+            self.events.append(Refused(command.id, "failed", f"{type(error).__name__}: {error}"))
 
     def answer(self, ask: Ask) -> None:
         """Answer a question, or say why not."""
