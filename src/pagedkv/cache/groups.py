@@ -192,9 +192,10 @@ class GroupedManager:
         more = checked_counts(counts, at.size)
         start = self.leader.table.computed[at].astype(np.int64)
         left = self.leader.table.length[at] - start
-        for row, count, most in zip(at.tolist(), more.tolist(), left.tolist(), strict=True):
-            if count > min(self.step, most):
-                raise InvalidRequestError(f"{count} tokens of row {row} at once; it has {most} left, step {self.step}")
+        wrong = np.flatnonzero(more > np.minimum(left, self.step))
+        if wrong.size:
+            row, count, most = int(at[wrong[0]]), int(more[wrong[0]]), int(left[wrong[0]])
+            raise InvalidRequestError(f"{count} tokens of row {row} at once; it has {most} left, step {self.step}")
         return self._shortage(at, start + more) or self._placed(at, start, more, {})
 
     @atomic
@@ -215,7 +216,7 @@ class GroupedManager:
         refusal = self._shortage(at, start + more, writers)
         if refusal is not None:
             return refusal
-        answer = leader.extend(at, tokens, more)
+        answer = leader.extend(at, tokens, counts)
         moved = self._forget()
         if isinstance(answer, (Wait, Never)):
             if moved:
@@ -383,15 +384,15 @@ class GroupedManager:
     def _forget(self) -> bool:
         """Let the groups know which of the leader's pages stand for nothing any more. May rows have moved to twins?"""
         batch = self.leader.events.read(self._read)
+        assert not batch.lost, "one verb has overrun the ring of events"
         self.journal.keep(self, "_read")
         self._read = batch.first + batch.kind.size
         idle = (self.leader.pool.refcount[batch.page] == 0) & ~self.leader.index.indexed[batch.page]
         freed = idle & (batch.kind == EventKind.RELEASED)
         gone = freed | (batch.kind == EventKind.ALLOCATED) | (batch.kind == EventKind.FORGOTTEN)
         pages = np.unique(batch.page[gone])
-        for group in self.windowed.values():
-            group.forget(pages)
-        return bool((batch.kind == EventKind.SHARED).any())
+        moved = [group.forget(pages) for group in self.windowed.values()]
+        return any(moved)
 
 
 def _checked_groups(groups: Iterable[LayerGroup], step: int) -> dict[str, LayerGroup]:

@@ -56,20 +56,21 @@ def promised(manager: KVCacheManager) -> NDArray[np.int64]:
 def take(manager: KVCacheManager, count: int, account: int | NDArray[np.integer]) -> Pages:
     """Hand out pages to an account, or page i to account[i], evicting cached ones if the free ones do not suffice."""
     if manager.tenants.limits:
-        takers = np.bincount(np.broadcast_to(account, (count,)))
-        evict(
-            manager,
-            manager.tenants.victims(
-                manager.pool.queue.queued(),
-                count - manager.pool.free,
-                {number: int(takers[number]) for number in np.flatnonzero(takers).tolist()},
-            ),
-        )
+        _make_room(manager, count, account)
     elif count > manager.pool.free:
         evict(manager, manager.pool.queue.oldest(count - manager.pool.free))
     pages = manager.pool.take(count, account)
     manager.retentions.fresh(pages)
     return pages
+
+
+def _make_room(manager: KVCacheManager, count: int, account: int | NDArray[np.integer]) -> None:
+    """Evict as floors and ceilings want it, if anything must go. Costs a pass over the cached pages then."""
+    numbers, taken = np.unique(np.broadcast_to(account, (count,)), return_counts=True)
+    takers = dict(zip(numbers.tolist(), taken.tolist(), strict=True))
+    missing = count - manager.pool.free
+    if missing > 0 or manager.tenants.exceeded(takers):
+        evict(manager, manager.tenants.victims(manager.pool.queue.queued(), missing, takers))
 
 
 def evict(manager: KVCacheManager, pages: Pages) -> None:
@@ -107,8 +108,9 @@ def retire(manager: KVCacheManager, orphans: Pages) -> None:
 
 def keep_ceilings(manager: KVCacheManager) -> None:
     """Evict the cached pages with which namespaces exceed their ceilings."""
-    for account in list(manager.tenants.limits):
-        evict(manager, manager.tenants.over(account, manager.pool.queue.queued()))
+    exceeded = manager.tenants.exceeded(dict.fromkeys(manager.tenants.limits, 0))
+    if exceeded:
+        evict(manager, manager.tenants.victims(manager.pool.queue.queued(), 0, exceeded))
 
 
 def demote(manager: KVCacheManager) -> int:

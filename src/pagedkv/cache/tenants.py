@@ -139,7 +139,7 @@ class Tenants:
             room = min(room, limit.ceiling - held)
         return max(min(room, available - int(promised.sum())), 0)
 
-    def victims(self, order: Pages, missing: int, takers: dict[int, int]) -> Pages:
+    def victims(self, order: Pages, missing: int, takers: Mapping[int, int]) -> Pages:
         """Which cached pages to evict, so that `missing` more become free or fewer stay where a ceiling is reached.
 
         Args:
@@ -164,9 +164,15 @@ class Tenants:
             chosen[np.flatnonzero(~chosen)[: max(left - unkept.size, 0)]] = True  # where a floor was raised too late
         return order[chosen]
 
-    def over(self, account: int, order: Pages) -> Pages:
-        """Cached pages with which the account exceeds its ceiling, oldest first; `order` as for `victims`."""
-        return self.victims(order, 0, {account: 0})
+    def exceeded(self, takers: Mapping[int, int]) -> dict[int, int]:
+        """Of these accounts and the pages that each takes, those that would have more than their ceiling in all."""
+        return {account: taken for account, taken in takers.items() if self._excess(account, taken) > 0}
+
+    def _excess(self, account: int, taken: int) -> int:
+        ceiling = self.ceiling(account)
+        if ceiling is None or account >= self._accounts.used.size:
+            return 0
+        return self._used(account) + taken + int(self._accounts.cached[account]) - ceiling
 
     def _used(self, account: int) -> int:
         return int(self._accounts.used[account]) if account < self._accounts.used.size else 0

@@ -173,13 +173,17 @@ class WindowedGroup:
             bare = bare[np.unique(ids[bare], return_index=True)[1]]
         self._attach(pages[bare], own[bare])
 
-    def forget(self, pages: Pages) -> None:
-        """The manager's pages do not stand for anything any more, or prompts do not find them."""
+    def forget(self, pages: Pages) -> bool:
+        """The manager's pages do not stand for anything any more, or prompts do not find them.
+
+        Does a row still hold one of the group's under them, so that its own page may be another now?
+        """
         own = self.attached.take(pages)
         own = own[own > 0]
         idle = self.pool.refcount.take(own) == 0
         self._free(own[idle])
         self._detach(own[~idle])
+        return not idle.all()
 
     def _let_go(
         self, rows: Rows, start: NDArray[np.int64], counts: NDArray[np.int64], indexed: NDArray[np.bool_]
