@@ -97,6 +97,11 @@ def split(manager: KVCacheManager) -> tuple[int, int, int]:
     return usage.used, usage.cached, usage.free
 
 
+def assert_named(found: list[str], sentence: str) -> None:
+    """Does an auditor say this?"""
+    assert any(sentence in violation for violation in found), found
+
+
 class Follower:
     """Knows of a manager only the events that it reads, and from them who owns what and what is indexed."""
 

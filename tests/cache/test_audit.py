@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cache_support import admitted, computed, pages, served, snapshot, tiny
+from cache_support import admitted, assert_named, computed, pages, served, snapshot, tiny
 
 from pagedkv.cache import KVCacheManager, Sequence, audit, check
 from pagedkv.cache.eviction import DEFAULT_LEVEL, _Line
@@ -397,8 +397,7 @@ BREAKAGES: list[Callable[[KVCacheManager], str]] = [
 def test_the_auditor_names_what_is_broken(breakage: Callable[[KVCacheManager], str]) -> None:
     manager = scene()
     sentence = breakage(manager)
-    found = audit(manager)
-    assert any(sentence in violation for violation in found), found
+    assert_named(audit(manager), sentence)
 
 
 def test_the_auditor_only_looks() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from cache_support import computed, served, tiny
+from cache_support import assert_named, computed, served, tiny
 
 from pagedkv.cache import KVCacheManager, Retention, audit, check
 from pagedkv.cache.eviction import DEFAULT_LEVEL
@@ -104,5 +104,4 @@ BREAKAGES = [
 def test_the_auditor_names_what_is_broken(breakage: Callable[[KVCacheManager], str]) -> None:
     manager = scene()
     sentence = breakage(manager)
-    found = audit(manager)
-    assert any(sentence in violation for violation in found), found
+    assert_named(audit(manager), sentence)

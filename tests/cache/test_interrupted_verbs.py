@@ -59,6 +59,15 @@ def interrupted(verb: Verb, manager: Any, line: int) -> bool:
     return False
 
 
+def assert_undone(verb: Callable[[Any], object], manager: Any, state: Callable[[Any], object]) -> int:
+    """Interrupt the verb at each of its lines in turn, until it runs through; returns how many that were."""
+    before, line = state(manager), 1
+    while interrupted(verb, manager, line):
+        assert state(manager) == before, f"after an interruption at line {line}"
+        line += 1
+    return line
+
+
 def crowded() -> KVCacheManager:
     """Two rows that share, one that decodes, a pin, a promise, cached pages, a pending prompt, and one free page."""
     manager = tiny(12, partial_reuse=True, max_rows=6)
@@ -117,12 +126,8 @@ VERBS: dict[str, Verb] = {
 
 @pytest.mark.parametrize("name", VERBS)
 def test_an_interrupted_verb_has_changed_nothing(name: str) -> None:
-    manager, line = crowded(), 1
-    before = state_of(manager)
-    while interrupted(VERBS[name], manager, line):
-        assert state_of(manager) == before, f"after an interruption at line {line}"
-        line += 1
-    assert line > 3
+    manager = crowded()
+    assert assert_undone(VERBS[name], manager, state_of) > 3
     check(manager)
     undisturbed = crowded()
     VERBS[name](undisturbed)
@@ -142,10 +147,7 @@ def test_an_interrupted_verb_of_a_contiguous_manager_has_changed_nothing(kind: A
         lambda m: m.release([first.sequence]),
     ]
     for verb in verbs:
-        before, line = state_of(manager), 1
-        while interrupted(verb, manager, line):
-            assert state_of(manager) == before, f"after an interruption at line {line}"
-            line += 1
+        assert_undone(verb, manager, state_of)
 
 
 def test_the_state_that_is_compared_is_the_whole_state() -> None:

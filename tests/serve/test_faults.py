@@ -7,14 +7,17 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from fake_model import expected_text
-from serve_support import Served, serving
+from serve_support import Served, fake_engine, serving
 
 from pagedkv.serve.app import ServeOptions
+from pagedkv.serve.messages import Add, Refused
+from pagedkv.serve.worker import Worker
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
 
@@ -221,6 +224,39 @@ def test_a_wrong_body_is_refused_with_a_sentence(served: Served, path: str, body
         assert http.get("/health").status_code == 200
 
 
+def test_a_body_without_a_length_is_limited_too(served: Served) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(100):
+            yield b"x" * 100_000
+
+    with served.http() as http:
+        answer = http.post("/v1/completions", content=chunks(), headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (413, "a body of more than 8388608 bytes")
+
+
+def test_a_salt_of_any_text_is_a_salt(served: Served) -> None:
+    """FAILURES 123."""
+    for salt in ("a\x00b", "\u00e9" * 500, "|/:"):
+        assert post(served, max_tokens=1, cache_salt=salt).status_code == 200
+
+
+def test_whatever_adding_a_request_raises_refuses_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAILURES 123: an exception tied to one request fails that request only."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no such key")
+
+    worker = Worker(fake_engine({}), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(worker.engine, "add_request", broken)
+    worker.obey(Add("one", [1], {"max_tokens": 1}))
+    worker.obey(Add("two", [1], {"max_tokens": 0}))
+    assert [(event.id, event.kind) for event in worker.events if isinstance(event, Refused)] == [
+        ("one", "failed"),
+        ("two", "invalid"),
+    ]
+
+
 def test_what_is_unknown_is_json_too(served: Served) -> None:
     with served.http() as http:
         assert http.get("/v1/nothing").status_code == 404
@@ -232,6 +268,8 @@ def test_tokenize_and_detokenize(served: Served) -> None:
         tokens = http.post("/tokenize", json={"prompt": "hi"}).json()
         assert (tokens["tokens"], tokens["count"], tokens["max_model_len"]) == ([104, 105], 2, 256)
         assert http.post("/detokenize", json={"tokens": [104, 105]}).json() == {"prompt": "hi"}
+        assert http.post("/tokenize", json={"prompt": "hi", "model": "gpt"}).status_code == 404
+        assert http.post("/detokenize", json={"tokens": [1], "model": "gpt"}).status_code == 404
         chat = http.post("/tokenize", json={"messages": CHAT["messages"]}).json()["tokens"]
         assert bytes(chat).decode() == "u:hello|a:"
 

@@ -6,9 +6,10 @@ from pagedkv.cache.content import ContentIds, content_of
 from pagedkv.cache.contiguous import ContiguousManager, GrowingContiguousManager
 from pagedkv.cache.events import EventBatch, EventKind, Events
 from pagedkv.cache.fragmentation import Fragmentation
-from pagedkv.cache.groups import GroupedManager, GroupUsage, LayerGroup, Placed
+from pagedkv.cache.groups import GroupedManager
 from pagedkv.cache.hashing import ChainHash
 from pagedkv.cache.interop import BlockTable, PagesCSR, block_table, check_csr, check_page_size, csr, slot_mapping
+from pagedkv.cache.layers import GroupUsage, LayerGroup, Placed
 from pagedkv.cache.manager import KVCacheManager
 from pagedkv.cache.outcomes import NO_COPIES, Admitted, CacheManager, Extended, Forked, Never, Sequence, Usage, Wait
 from pagedkv.cache.pins import EVERY_NAMESPACE, Pinned, ResetResult

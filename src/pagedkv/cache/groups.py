@@ -10,8 +10,7 @@ A prompt is admitted into all groups or into none, and shares a cached prefix on
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,54 +21,13 @@ from pagedkv.cache.events import EventKind
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import ChainHash, Keys
 from pagedkv.cache.journal import atomic
+from pagedkv.cache.layers import GroupUsage, LayerGroup, Placed, checked_groups
 from pagedkv.cache.manager import KVCacheManager
 from pagedkv.cache.outcomes import Admitted, Forked, Never, Sequence, Wait
 from pagedkv.cache.pins import EVERY_NAMESPACE, ResetResult
 from pagedkv.cache.table import Rows
 from pagedkv.cache.windowed import WindowedGroup
-from pagedkv.errors import ConfigError, InvalidRequestError
-
-
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """Layers whose keys and values live and die together.
-
-    Attributes:
-        name: what tables, slots and copies are found under.
-        num_pages: usable pages of its pool.
-        page_bytes: bytes of one page over the layers of the group.
-        window: tokens that a query sees, itself included; None for all.
-    """
-
-    name: str
-    num_pages: int
-    page_bytes: int
-    window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The next tokens have their places in every group.
-
-    Attributes:
-        slots: int64 [tokens] per group, page * page_size + offset.
-        copies: int32 [pairs, 2] per group, as in `Extended`.
-    """
-
-    slots: Mapping[str, NDArray[np.int64]]
-    copies: Mapping[str, NDArray[np.int32]]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupUsage:
-    """Pages of one group, as in `Usage`; used_bytes is what the used ones take."""
-
-    total: int
-    used: int
-    cached: int
-    free: int
-    promised: int
-    used_bytes: int
+from pagedkv.errors import InvalidRequestError
 
 
 class _Leader(KVCacheManager):
@@ -124,7 +82,7 @@ class GroupedManager:
         prefix_caching: bool = True,
         hasher: ChainHash | None = None,
     ) -> None:
-        self.groups = _checked_groups(groups, step)
+        self.groups = checked_groups(groups, step)
         columns = pages_for_tokens(max_seq_len, page_size)
         full = [group.num_pages for group in self.groups.values() if group.window is None]
         virtual = max_rows * columns + max(group.num_pages for group in self.groups.values())
@@ -393,17 +351,3 @@ class GroupedManager:
         pages = np.unique(batch.page[gone])
         moved = [group.forget(pages) for group in self.windowed.values()]
         return any(moved)
-
-
-def _checked_groups(groups: Iterable[LayerGroup], step: int) -> dict[str, LayerGroup]:
-    """The groups by name; raises ConfigError if they cannot be meant."""
-    given = list(groups)
-    named = {group.name: group for group in given}
-    if not given or len(named) < len(given):
-        raise ConfigError(f"layer groups {[group.name for group in given]}; need at least one, and different names")
-    for group in given:
-        sizes = {"num_pages": group.num_pages, "page_bytes": group.page_bytes, "window": group.window, "step": step}
-        for name, value in sizes.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} of group {group.name!r} is {value}; it must be at least 1")
-    return named

@@ -68,6 +68,17 @@ class RecentTokens:
             self.steps = 0
 
 
+def index_ready(manager: KVCacheManager) -> None:
+    """Index what is full and computed and not indexed yet, of all rows."""
+    ready = np.flatnonzero(manager.table.computed >= manager.index_at)
+    if ready.size == 1 and index_prompt(manager, int(ready[0])):
+        return
+    for first in range(0, ready.size, CHUNK):
+        rows = ready[first : first + CHUNK]
+        index_pages(manager, rows, manager.table.computed[rows].astype(np.int64) // manager.page_size)
+    manager.pending.forget_indexed(ready, manager.index_at)
+
+
 def index_pages(manager: KVCacheManager, rows: Rows, full: NDArray[np.int64]) -> None:
     """Index the pages of `rows` up to page number `full`, and move rows to twins that are indexed already."""
     first = manager.indexed.take(rows).astype(np.int64)

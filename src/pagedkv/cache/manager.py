@@ -19,7 +19,7 @@ from pagedkv.cache.checks import check_sizes, checked_counts, checked_ids, check
 from pagedkv.cache.events import Events
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.hashing import ChainHash, Keys
-from pagedkv.cache.indexing import CHUNK, NEVER, RecentTokens, index_ends, index_pages, index_prompt
+from pagedkv.cache.indexing import NEVER, RecentTokens, index_ready
 from pagedkv.cache.journal import Journal, atomic
 from pagedkv.cache.outcomes import Admitted, Extended, Forked, Never, Sequence, Usage, Wait
 from pagedkv.cache.pins import EVERY_NAMESPACE, Pinned, Pins, ResetResult
@@ -174,17 +174,10 @@ class KVCacheManager:
     def index_filled(self) -> None:
         """Index the pages that commits have filled: in one go for several decode steps, before anybody looks."""
         self.recent.store()
-        if not self._unindexed:
-            return
-        self.journal.keep(self, "_unindexed")
-        self._unindexed = 0
-        ready = np.flatnonzero(self.table.computed >= self.index_at)
-        if ready.size == 1 and index_prompt(self, int(ready[0])):
-            return
-        for first in range(0, ready.size, CHUNK):
-            rows = ready[first : first + CHUNK]
-            index_pages(self, rows, self.table.computed[rows].astype(np.int64) // self.page_size)
-        self.pending.forget_indexed(ready, self.index_at)
+        if self._unindexed:
+            self.journal.keep(self, "_unindexed")
+            self._unindexed = 0
+            index_ready(self)
 
     @atomic
     def release(self, sequences: Iterable[Sequence]) -> None:
@@ -200,20 +193,7 @@ class KVCacheManager:
         if not at.size:
             return
         self.index_filled()
-        if self.partial_reuse:
-            index_ends(self, at)
-        self.retentions.claim(self.table, at, self.index.indexed)
-        supply.retire(self, self.pool.drop(self.table.owned(at), distinct=at.size == 1))
-        self.reservations.close(at)
-        closed = int(at[0]) if at.size == 1 else at
-        self.journal.put(self.index_at, closed, NEVER)
-        self.journal.put(self.tail_page, closed, 0)
-        self.share_tails(at, False)
-        self.table.close(at)
-        for row in at.tolist():
-            self.namespaces.let_go(int(self.root[row]))
-            self.pending.shorten(row, self.index_at)
-            self.retentions.close(row)
+        supply.release(self, at)
 
     @atomic
     def fork(self, row: int, branches: int = 1, *, reserve: int = 0) -> Forked | Wait:

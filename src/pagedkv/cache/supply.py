@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pagedkv.cache.events import EventKind
 from pagedkv.cache.eviction import Pages
+from pagedkv.cache.indexing import NEVER, index_ends
 from pagedkv.cache.outcomes import Wait
 from pagedkv.cache.table import Rows
 from pagedkv.cache.tenants import Demand
@@ -104,6 +105,24 @@ def retire(manager: KVCacheManager, orphans: Pages) -> None:
         manager.pool.retire(orphans)
     if manager.tenants.limits:
         keep_ceilings(manager)
+
+
+def release(manager: KVCacheManager, rows: Rows) -> None:
+    """`KVCacheManager.release` for open rows whose full pages are indexed."""
+    if manager.partial_reuse:
+        index_ends(manager, rows)
+    manager.retentions.claim(manager.table, rows, manager.index.indexed)
+    retire(manager, manager.pool.drop(manager.table.owned(rows), distinct=rows.size == 1))
+    manager.reservations.close(rows)
+    at = int(rows[0]) if rows.size == 1 else rows
+    manager.journal.put(manager.index_at, at, NEVER)
+    manager.journal.put(manager.tail_page, at, 0)
+    manager.share_tails(rows, False)
+    manager.table.close(rows)
+    for row in rows.tolist():
+        manager.namespaces.let_go(int(manager.root[row]))
+        manager.pending.shorten(row, manager.index_at)
+        manager.retentions.close(row)
 
 
 def keep_ceilings(manager: KVCacheManager) -> None:

@@ -36,9 +36,7 @@ def token_logprobs(
         top: tuple[tuple[int, float], ...] = ()
         if count:
             least = logprobs.topk(count).values[-1]
-            ids = torch.nonzero(logprobs >= least).squeeze(
-                1
-            )  # ascending, so that a stable sort keeps the lower id first
+            ids = torch.nonzero(logprobs >= least).squeeze(1)  # ascending: a stable sort keeps lower ids first
             ids = ids[torch.sort(logprobs[ids], descending=True, stable=True).indices[:count]]
             top = tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
         found.append(TokenLogprobs(token, float(logprobs[token]), top))

@@ -133,8 +133,7 @@ class _Server:
         self.keys.check(request)
         if self.draining:
             raise EngineDeadError("the server is shutting down")
-        if body.model is not None and body.model != self.model:
-            raise HTTPException(404, f"there is no model {body.model!r} here; there is {self.model!r}")
+        self._check_model(body.model)
         self.active += 1
         streaming = False
         try:
@@ -147,6 +146,10 @@ class _Server:
         finally:
             self.active -= not streaming
         return _EventStream(events, self._closed)
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model:
+            raise HTTPException(404, f"there is no model {name!r} here; there is {self.model!r}")
 
     def _closed(self) -> None:
         self.active -= 1
@@ -193,6 +196,7 @@ class _Server:
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Json:
         """Token ids of a text or a conversation."""
         self.keys.check(request)
+        self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequestError("give either prompt or messages")
         if body.messages is not None:
@@ -207,6 +211,7 @@ class _Server:
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Json:
         """The text of token ids."""
         self.keys.check(request)
+        self._check_model(body.model)
         size = len(self.tokenizer)
         if body.tokens and max(body.tokens) >= size:
             raise InvalidRequestError(f"token id {max(body.tokens)} is outside the vocabulary of {size}")
