@@ -34,7 +34,7 @@ def fake_engine(argument: dict[str, Any]) -> Engine:
     """An engine on the fake model; `step_seconds` makes its steps slow."""
     seconds = argument.pop("step_seconds", 0.0)
     model = FakeModel(fault=(lambda *_: time.sleep(seconds)) if seconds else None)
-    model.tokenizer.chat_template = CHAT_TEMPLATE
+    model.tokenizer.chat_template = argument.pop("chat_template", CHAT_TEMPLATE)
     pages = argument.pop("pages", 64)
     settings = {"max_seq_len": 256, "kv_cache_config": {"max_tokens": pages * 16}} | argument
     return Engine(model, EngineConfig(**settings))  # type: ignore[arg-type]

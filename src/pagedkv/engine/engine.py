@@ -156,7 +156,9 @@ class Engine:
         return live
 
     def _grammar(self, params: SamplingParams) -> GrammarState | None:
-        return None if params.json_schema is None else self._grammars.start(params.json_schema)
+        if params.json_schema is not None:
+            return self._grammars.of_schema(params.json_schema)
+        return None if params.grammar is None else self._grammars.of_lark(params.grammar)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and give back what it holds; None if no such request is live."""

@@ -1,10 +1,11 @@
-"""Grammars: answers that follow a JSON schema, token by token. What a grammar allows next is llguidance's to say.
+"""Grammars: answers that follow a JSON schema or a grammar, token by token. What may come next is llguidance's to say.
 
 Knows a tokenizer and texts of grammars; nothing about logits or requests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,23 +68,34 @@ class Grammars:
         self._vocab_size = vocab_size
         self._prepared: Any = None
 
-    def start(self, schema: str) -> GrammarState:
+    def of_schema(self, schema: str) -> GrammarState:
         """The beginning of an answer that follows a JSON schema.
 
         Raises:
             InvalidRequestError: the schema is wrong, or uses what cannot be enforced; or llguidance is not installed.
         """
+        return self._start("json_schema", lambda matcher: matcher.grammar_from_json_schema(schema, defaults=SPACING))
+
+    def of_lark(self, text: str) -> GrammarState:
+        """The beginning of an answer that follows a grammar in llguidance's Lark dialect.
+
+        Raises:
+            InvalidRequestError: as `of_schema`.
+        """
+        return self._start("grammar", lambda matcher: matcher.grammar_from_lark(text))
+
+    def _start(self, name: str, make: Callable[[Any], str]) -> GrammarState:
         try:
             import llguidance.hf
             from llguidance import LLMatcher
         except ModuleNotFoundError:
-            raise InvalidRequestError("JSON schemas need llguidance; install 'pagedkv[serve]'") from None
-        try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, defaults=SPACING)
-            if fault := LLMatcher.validate_grammar(grammar):
-                raise InvalidRequestError(f"json_schema: {fault}")
-        except ValueError as error:
-            raise InvalidRequestError(f"json_schema: {error}") from None
+            raise InvalidRequestError(f"{name} needs llguidance; install 'pagedkv[serve]'") from None
         if self._prepared is None:
             self._prepared = llguidance.hf.from_tokenizer(self._tokenizer)
+        try:
+            grammar = make(LLMatcher)
+            if fault := LLMatcher.validate_grammar(grammar, self._prepared):
+                raise InvalidRequestError(f"{name}: {fault}")
+        except ValueError as error:
+            raise InvalidRequestError(f"{name}: {error}") from None
         return GrammarState(LLMatcher(self._prepared, grammar), self._prepared.vocab_size, self._vocab_size)

@@ -24,7 +24,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MAX_SCHEMA_LENGTH = 65_536
+MAX_GRAMMAR_LENGTH = 262_144
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 
@@ -49,7 +49,8 @@ class SamplingParams:
         logprobs: also report the log-probability of each sampled token and of so many likeliest ones, 0 to 20, as the
             model gave them (before bias, penalties and temperature); None reports nothing.
         logit_bias: token id to what is added to its logit, -100 to 100; at most 1024 entries.
-        json_schema: a JSON schema, as text, that the answer follows; at most 65536 characters.
+        json_schema: a JSON schema, as text, that the answer follows; at most 262144 characters.
+        grammar: the same by a grammar in llguidance's Lark dialect; not together with `json_schema`.
         ignore_eos: go on after the model's end-of-sequence token.
         include_stop_str_in_output: leave the stop string at the end of the text.
         skip_special_tokens: leave special tokens out of the text.
@@ -73,6 +74,7 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     json_schema: str | None = None
+    grammar: str | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -97,7 +99,10 @@ class SamplingParams:
         if self.logprobs is not None:
             put("logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
         put("logit_bias", _logit_bias(self.logit_bias))
-        _check_schema(self.json_schema)
+        _check_grammar("json_schema", self.json_schema)
+        _check_grammar("grammar", self.grammar)
+        if self.json_schema is not None and self.grammar is not None:
+            raise InvalidRequestError("give either json_schema or grammar, not both")
         if self.seed is not None:
             put("seed", _integer("seed", self.seed, SEED_MIN, SEED_MAX))
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
@@ -192,13 +197,13 @@ def _logit_bias(bias: Mapping[int, float] | None) -> Mapping[int, float] | None:
     )
 
 
-def _check_schema(schema: str | None) -> None:
-    if schema is None:
+def _check_grammar(name: str, text: str | None) -> None:
+    if text is None:
         return
-    if not isinstance(schema, str):
-        raise InvalidRequestError(f"json_schema must be a text, got {reprlib.repr(schema)}")
-    if not 1 <= len(schema) <= MAX_SCHEMA_LENGTH:
-        raise InvalidRequestError(f"json_schema must have 1 to {MAX_SCHEMA_LENGTH} characters, got {len(schema)}")
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{name} must be a text, got {reprlib.repr(text)}")
+    if not 1 <= len(text) <= MAX_GRAMMAR_LENGTH:
+        raise InvalidRequestError(f"{name} must have 1 to {MAX_GRAMMAR_LENGTH} characters, got {len(text)}")
 
 
 def _bounded(name: str, values: object, limit: int) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedkv.serve.messages import Piece
+from pagedkv.serve.tools import CallReader, ToolCall
 
 Json = dict[str, Any]
 
@@ -35,6 +36,35 @@ class Usage:
         }
 
 
+class Choice:
+    """One answer of a response as it comes.
+
+    Args:
+        index: of the choice.
+        prefix: what stands before its text: the prompt, if it is echoed.
+        reader: tells text from tool calls.
+    """
+
+    def __init__(self, index: int, prefix: str, reader: CallReader) -> None:
+        self.index = index
+        self.begun = False
+        self.finish_reason: str | None = None
+        self.called = 0
+        self._prefix = prefix
+        self._reader = reader
+
+    def add(self, piece: Piece) -> tuple[str, list[ToolCall]]:
+        """The next piece; returns the text and the calls that it completes."""
+        text, calls = self._reader.feed(piece.text, last=piece.finish_reason is not None)
+        self.called += len(calls)
+        if piece.finish_reason is not None:
+            called = self.called and piece.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if called else piece.finish_reason
+        shown = text if self.begun else self._prefix + text
+        self.begun = True
+        return shown, calls
+
+
 @dataclass(slots=True)
 class Format:
     """One response, chat or not.
@@ -52,34 +82,47 @@ class Format:
     logprobs: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def chunk(self, piece: Piece, index: int, text: str, *, first: bool) -> Json:
-        """A piece as a chunk of the stream; the first of a choice names the role."""
-        choice: Json = {"index": index, "finish_reason": piece.finish_reason, "logprobs": self._logprobs([piece])}
+    def chunk(self, choice: Choice, piece: Piece) -> Json | None:
+        """The next piece of a choice as a chunk of the stream; None if it completes nothing that could be shown."""
+        first, before = not choice.begun, choice.called
+        text, calls = choice.add(piece)
+        if not (first or text or calls or piece.finish_reason or piece.logprobs):
+            return None
+        shown: Json = {"index": choice.index, "finish_reason": choice.finish_reason}
+        shown["logprobs"] = self._logprobs([piece])
         if self.chat:
-            choice["delta"] = {"role": "assistant", "content": text} if first else {"content": text}
+            shown["delta"] = {"role": "assistant", "content": text} if first else {"content": text}
+            if calls:
+                shown["delta"]["tool_calls"] = [
+                    {"index": number, **_call_json(call)} for number, call in enumerate(calls, before)
+                ]
         else:
-            choice["text"] = text
+            shown["text"] = text
         if piece.finish_reason is not None:
-            choice["stop_reason"] = piece.stop_reason
-        return self._response([choice], streamed=True)
+            shown["stop_reason"] = piece.stop_reason
+        return self._response([shown], streamed=True)
 
     def last_chunk(self, usage: Usage) -> Json:
         """The chunk that only counts."""
         return {**self._response([], streamed=True), "usage": usage.json()}
 
-    def whole(self, choices: list[tuple[int, str, list[Piece]]], usage: Usage) -> Json:
-        """The response without a stream: (index, text, pieces) of each choice."""
-        listed = []
-        for index, text, pieces in choices:
-            end = pieces[-1]
-            choice: Json = {"index": index, "finish_reason": end.finish_reason, "stop_reason": end.stop_reason}
-            choice["logprobs"] = self._logprobs(pieces)
-            if self.chat:
-                choice["message"] = {"role": "assistant", "content": text}
-            else:
-                choice["text"] = text
-            listed.append(choice)
+    def whole(self, choices: list[tuple[Choice, list[Piece]]], usage: Usage) -> Json:
+        """The response without a stream: each choice and all its pieces."""
+        listed = [self._choice(choice, pieces) for choice, pieces in choices]
         return {**self._response(listed, streamed=False), "usage": usage.json()}
+
+    def _choice(self, choice: Choice, pieces: list[Piece]) -> Json:
+        parts = [choice.add(piece) for piece in pieces]
+        text = "".join(part for part, _ in parts)
+        calls = [_call_json(call) for _, made in parts for call in made]
+        shown: Json = {"index": choice.index, "finish_reason": choice.finish_reason}
+        shown |= {"stop_reason": pieces[-1].stop_reason, "logprobs": self._logprobs(pieces)}
+        if not self.chat:
+            return {**shown, "text": text}
+        message: Json = {"role": "assistant", "content": text}
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
+        return {**shown, "message": message}
 
     def _response(self, choices: list[Json], *, streamed: bool) -> Json:
         kind = "chat.completion" if self.chat else "text_completion"
@@ -111,6 +154,10 @@ class Format:
 
     def _text(self, token: int) -> str:
         return str(self.tokenizer.decode([token]))
+
+
+def _call_json(call: ToolCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def error_json(message: str, kind: str, *, code: str | None = None, param: str | None = None) -> Json:

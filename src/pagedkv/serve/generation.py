@@ -14,10 +14,11 @@ import msgspec
 
 from pagedkv.engine.chat import chat_tokens
 from pagedkv.errors import InvalidRequestError, NeverFitsError, PagedKVError
-from pagedkv.serve.answers import Format, Json, Usage
+from pagedkv.serve.answers import Choice, Format, Json, Usage
 from pagedkv.serve.client import EngineClient, EngineDeadError
 from pagedkv.serve.messages import Piece
-from pagedkv.serve.schemas import ChatRequest, CompletionRequest
+from pagedkv.serve.schemas import ChatRequest, ChosenTool, CompletionRequest, ToolDefinition
+from pagedkv.serve.tools import CallReader, Tool, ToolFormat, tool_format, tool_grammar
 
 Body = ChatRequest | CompletionRequest
 
@@ -38,6 +39,11 @@ class Call:
         self.usage = Usage(prompt=sum(len(prompt) for prompt in prompts))
         logprobs = body.wanted_logprobs() if isinstance(body, ChatRequest) else body.logprobs
         self._params = body.sampling(max_tokens, logprobs)
+        self._tools: ToolFormat | None = None
+        if isinstance(body, ChatRequest) and (offered := body.offered()):
+            self._tools, grammar = _calling(form.tokenizer, body, offered)
+            # The marks of a call may be special tokens, and it is read out of the text.
+            self._params |= {"grammar": grammar, "skip_special_tokens": False}
 
     @classmethod
     async def of(cls, client: EngineClient, tokenizer: Any, body: Body, model: str) -> Call:
@@ -53,7 +59,8 @@ class Call:
         name = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
         if isinstance(body, ChatRequest):
             turns = [message.turn() for message in body.messages]
-            prompts = [await asyncio.to_thread(chat_tokens, tokenizer, turns)]
+            tools = [tool.model_dump(exclude_none=True) for tool in body.offered()]
+            prompts = [await asyncio.to_thread(chat_tokens, tokenizer, turns, tools)]
             form = Format(name, model, True, tokenizer, body.logprobs)
             asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
             rest = longest - len(prompts[0])
@@ -106,25 +113,24 @@ class Call:
         async for choice, piece in self.pieces():
             if choice >= 0:
                 found.setdefault(choice, []).append(piece)
-        choices = [
-            (choice, self.prefix(choice) + "".join(piece.text for piece in pieces), pieces)
-            for choice, pieces in sorted(found.items())
-        ]
+        choices = [(self._choice(index), pieces) for index, pieces in sorted(found.items())]
         return self.form.whole(choices, self.usage)
 
     async def events(self) -> AsyncIterator[bytes]:
         """The response as server-sent events; the first, empty one says that all is queued."""
-        begun: set[int] = set()
+        choices: dict[int, Choice] = {}
         queued = False
         try:
-            async for choice, piece in self.pieces():
-                if choice < 0:
+            async for index, piece in self.pieces():
+                if index < 0:
                     queued = True
                     yield b""
                     continue
-                text = piece.text if choice in begun else self.prefix(choice) + piece.text
-                yield _event(self.form.chunk(piece, choice, text, first=choice not in begun))
-                begun.add(choice)
+                if index not in choices:
+                    choices[index] = self._choice(index)
+                chunk = self.form.chunk(choices[index], piece)
+                if chunk is not None:
+                    yield _event(chunk)
             if self.body.stream_options is not None and self.body.stream_options.include_usage:
                 yield _event(self.form.last_chunk(self.usage))
         except PagedKVError as error:
@@ -133,12 +139,30 @@ class Call:
             yield _event({"error": {"message": str(error), "type": type(error).__name__, "param": None, "code": None}})
         yield b"data: [DONE]\n\n"
 
-    def prefix(self, choice: int) -> str:
+    def _choice(self, index: int) -> Choice:
+        return Choice(index, self._prefix(index), CallReader(self._tools))
+
+    def _prefix(self, choice: int) -> str:
         """What stands before an answer: its prompt, if it is to be echoed."""
         if isinstance(self.body, CompletionRequest) and self.body.echo:
             given = self.body.prompts()[choice // self.body.n]
             return given if isinstance(given, str) else str(self.form.tokenizer.decode(given))
         return ""
+
+
+def _calling(tokenizer: Any, body: ChatRequest, offered: Sequence[ToolDefinition]) -> tuple[ToolFormat, str]:
+    """How the model calls tools, and the grammar for those offered.
+
+    Raises:
+        InvalidRequestError: its chat template has no place for tools.
+    """
+    form = tool_format(tokenizer.get_chat_template(None, [{}]))
+    if form is None:
+        raise InvalidRequestError("tools are not served: the model's chat template has no place for them")
+    tools = [Tool(tool.function.name, tool.function.parameters) for tool in offered]
+    several = body.parallel_tool_calls and not isinstance(body.tool_choice, ChosenTool)
+    marks = tokenizer.get_added_vocab()
+    return form, tool_grammar(form, tools, marks, required=body.must_call, several=several)
 
 
 def _event(value: Json) -> bytes:

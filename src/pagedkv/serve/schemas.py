@@ -12,6 +12,9 @@ from pagedkv.errors import InvalidRequestError
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 256
+MAX_TOOLS = 128
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class _Body(BaseModel):
@@ -129,17 +132,91 @@ class ContentPart(_Body):
     text: str
 
 
+class FunctionDefinition(_Body):
+    """A function that the model may call. `strict` is always so: arguments follow the schema."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(_Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class CalledFunction(_Body):
+    """Which function was called, and with what: JSON, as text."""
+
+    name: FunctionName
+    arguments: str
+
+    def parsed(self) -> Any:
+        """The arguments as chat templates want them: an object where they are one."""
+        try:
+            value = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return self.arguments
+        return value if isinstance(value, dict) else self.arguments
+
+
+class MadeCall(_Body):
+    """A call that the model has made in an earlier turn."""
+
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChosenFunction(_Body):
+    """The name of the one function to call."""
+
+    name: FunctionName
+
+
+class ChosenTool(_Body):
+    """The one tool to call."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
 class ChatMessage(_Body):
-    """One turn."""
+    """One turn. Fields that answers carry besides (`refusal` and so on) may come back as null."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[MadeCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
 
-    def turn(self) -> dict[str, str]:
+    def turn(self) -> dict[str, Any]:
         """As chat templates want it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.content is None and not self.tool_calls:
+            raise InvalidRequestError(f"a message of role {self.role!r} has no content")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise InvalidRequestError("tool_call_id goes with role tool, and only with it")
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidRequestError("tool_calls go with role assistant only")
+        parts = self.content or ""
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            turn["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": f.name, "arguments": f.parsed()}}
+                for call in self.tool_calls
+                for f in [call.function]
+            ]
+        if self.tool_call_id is not None:
+            turn |= {"tool_call_id": self.tool_call_id, "name": self.name}
+        return turn
 
 
 class ChatRequest(_Common):
@@ -151,12 +228,34 @@ class ChatRequest(_Common):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: None = None
-    tool_choice: Literal["none"] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool = True
 
     def schema_text(self) -> str | None:
         """The JSON schema that the answer follows, as text."""
         return None if self.response_format is None else self.response_format.schema_text()
+
+    def offered(self) -> list[ToolDefinition]:
+        """The tools that the model may call."""
+        tools = {tool.function.name: tool for tool in self.tools or ()}
+        if len(tools) < len(self.tools or ()):
+            raise InvalidRequestError("two tools have one name")
+        if isinstance(self.tool_choice, ChosenTool):
+            name = self.tool_choice.function.name
+            if name not in tools:
+                raise InvalidRequestError(f"tool_choice is {name!r}, which is not among the tools")
+            return [tools[name]]
+        if self.tool_choice == "required" and not tools:
+            raise InvalidRequestError("tool_choice is required, but there are no tools")
+        if tools and self.tool_choice != "none" and self.schema_text() is not None:
+            raise InvalidRequestError("tools and response_format cannot be enforced together")
+        return [] if self.tool_choice == "none" else list(tools.values())
+
+    @property
+    def must_call(self) -> bool:
+        """Has the model to call a tool?"""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool)
 
     def wanted_logprobs(self) -> int | None:
         """How many log-probabilities per token; None for none."""
