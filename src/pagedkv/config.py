@@ -238,6 +238,8 @@ class EngineConfig(_Settings):
             that decodes and prompts can share a step.
         max_seq_len: longest prompt and answer together, in tokens; None for the model's own limit.
         max_queue_size: requests that may wait; one more is refused (QueueFullError).
+        max_queue_tokens: tokens that the prompts of waiting requests may come to; None for no limit. Where nothing
+            waits, a prompt of any length may.
     """
 
     model: str | None = None
@@ -246,6 +248,7 @@ class EngineConfig(_Settings):
     max_num_tokens: Annotated[Whole, Field(ge=2)] = 512
     max_seq_len: Count | None = None
     max_queue_size: Count = 4096
+    max_queue_tokens: Count | None = None
     kv_cache_config: KVCacheConfig = KVCacheConfig()
     scheduler_config: SchedulerConfig = SchedulerConfig()
 

@@ -40,16 +40,30 @@ class Driver:
         self.scheduler = Scheduler(self.manager, config)
         self.written: dict[int, dict[int, int]] = {}  # page -> offset -> token whose KV was written there
 
-    def request(self, name: str, prompt: Sequence[int] | int, max_tokens: int = 4, priority: int = 0) -> Request:
+    def request(
+        self,
+        name: str,
+        prompt: Sequence[int] | int,
+        max_tokens: int = 4,
+        priority: int = 0,
+        namespace: str | None = None,
+    ) -> Request:
         """A request whose prompt is given, or made of so many tokens that no other request has."""
         if isinstance(prompt, int):
             base = 1000 * (1 + sum(map(ord, name)))
             prompt = list(range(base, base + prompt))
-        return Request(name, np.array(prompt, np.int32), SamplingParams(max_tokens=max_tokens), priority=priority)
+        return Request(name, np.array(prompt, np.int32), SamplingParams(max_tokens=max_tokens), namespace, priority)
 
-    def submit(self, name: str, prompt: Sequence[int] | int, max_tokens: int = 4, priority: int = 0) -> Request:
+    def submit(
+        self,
+        name: str,
+        prompt: Sequence[int] | int,
+        max_tokens: int = 4,
+        priority: int = 0,
+        namespace: str | None = None,
+    ) -> Request:
         """Make and queue a request."""
-        request = self.request(name, prompt, max_tokens, priority)
+        request = self.request(name, prompt, max_tokens, priority, namespace)
         self.scheduler.submit(request)
         return request
 

@@ -242,7 +242,7 @@ class TestPreemption:
         shared = [driver.submit(name, [1, 2, 3, 4], 8) for name in "bc"]
         driver.step()
         assert driver.manager.private_pages([r.row for r in shared]).tolist() == [0, 0]
-        assert driver.scheduler._victims(1, []) == shared[1:]
+        assert driver.scheduler._victims(1, [], driver.scheduler.running) == shared[1:]
 
     def test_failure_48_the_queue_puts_the_preempted_before_those_that_never_started(self):
         """Failure 48 (vllm-project/vllm#41951): stated order, preempted first among equals."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ def read(text: str, form: ToolFormat | None, cuts: list[int]) -> tuple[str, list
     reader = CallReader(form)
     shown, calls = "", []
     edges = [0, *sorted(cuts), len(text)]
-    for number, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+    for number, (start, end) in enumerate(itertools.pairwise(edges)):
         part, made = reader.feed(text[start:end], last=number == len(edges) - 2)
         shown += part
         calls += [(call.name, json.loads(call.arguments)) for call in made]
@@ -144,9 +145,11 @@ ASK: Any = [{"role": "user", "content": "Oslo?"}]
 
 @pytest.fixture(scope="module")
 def tools_client(_import_path: None) -> Iterator[openai.OpenAI]:
-    with serving(chat_template=TOOL_TEMPLATE) as served:
-        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
-            yield client
+    with (
+        serving(chat_template=TOOL_TEMPLATE) as served,
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:

@@ -295,6 +295,17 @@ class KVCacheManager:
         self.index_filled()
         keeping.set_limits(self, namespace, floor, ceiling)
 
+    def capacity(self, namespace: Hashable) -> int:
+        """Most pages that rows of this namespace can ever have, given its ceiling and the floors of others."""
+        return self.tenants.capacity(-self.namespaces.find(namespace), self.num_pages)
+
+    def owed(self, namespace: Hashable) -> int:
+        """Pages that this namespace lacks to its floor: it can have them, whoever else waits."""
+        account = -self.namespaces.find(namespace)
+        if not self.tenants.floor(account):
+            return 0
+        return self.tenants.lack(account, int(supply.promised(self)[account]))
+
     @atomic
     def namespace_usage(self, namespace: Hashable) -> NamespaceUsage:
         """Where the pages of one namespace are, and its limits. Costs one pass over the pages."""

@@ -130,6 +130,16 @@ class Tenants:
         """What the account may use at most; None without a limit."""
         return self.limits[account].ceiling if account in self.limits else None
 
+    def lack(self, account: int, promised: int) -> int:
+        """Pages that the account lacks to its floor, with so many promised to its rows."""
+        return max(self.floor(account) - self._used(account) - promised, 0)
+
+    def capacity(self, account: int, num_pages: int) -> int:
+        """Most pages that rows of the account can ever have: what floors of others and its ceiling leave."""
+        most = num_pages - self.floors + self.floor(account)
+        ceiling = self.ceiling(account)
+        return most if ceiling is None else min(most, ceiling)
+
     def promisable(self, account: int, available: int, promised: NDArray[np.int64]) -> int:
         """How many pages more may be promised to this account's rows; arguments as for `refusal`."""
         limit = self.limits.get(account, _Limit(None, 0, None))

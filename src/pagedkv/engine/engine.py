@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from pagedkv.attention.cpu.backend import CpuBackend
-from pagedkv.budget import kv_tokens
-from pagedkv.cache import CacheManager, ContiguousManager, KVCacheManager
+from pagedkv.budget import kv_tokens, pages_for_tokens
+from pagedkv.cache import NO_COPIES, CacheManager, ContiguousManager, KVCacheManager
 from pagedkv.cache.checks import checked_ids
 from pagedkv.config import EngineConfig
 from pagedkv.engine.detokenize import Detokenizer
@@ -119,16 +119,20 @@ class Engine:
 
         Args:
             namespace: pages are shared only between requests of one namespace (a tenant's salt).
-            priority: under the PRIORITY policy, smaller goes first.
+            priority: under the PRIORITY policy, smaller goes first; under others it must be 0.
 
         Raises:
-            InvalidRequestError: empty prompt, token ids outside the vocabulary, or the id of a request that is live.
+            InvalidRequestError: empty prompt, token ids outside the vocabulary, a priority that nobody heeds, or the id
+                of a request that is live.
             NeverFitsError: prompt and max_tokens could not fit even if the engine were empty.
             QueueFullError: max_queue_size requests are waiting.
         """
         name = self._new_id() if request_id is None else request_id
         if name in self._calls:
             raise InvalidRequestError(f"request id {name!r} belongs to a request that has not ended")
+        policy = self.config.scheduler_config.waiting_queue_policy
+        if priority and policy != "PRIORITY":
+            raise InvalidRequestError(f"priority is {priority}; waiting_queue_policy is {policy}, which heeds none")
         params = params or SamplingParams()
         ids = self._token_ids(prompt)
         request = Request(name, ids, params, namespace, priority)
@@ -203,6 +207,46 @@ class Engine:
         name = self.add_request([0], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
         while name in self._calls:
             self.step()
+
+    def set_limits(self, namespace: Hashable, *, floor: int = 0, ceiling: int | None = None) -> None:
+        """How many pages a namespace is sure of, and how many it may use at most: `KVCacheManager.set_limits`.
+
+        Raises:
+            ConfigError, InvalidRequestError: as there; or the allocator is contiguous.
+        """
+        self.paged.set_limits(namespace, floor=floor, ceiling=ceiling)
+
+    def resize(self, num_pages: int) -> int:
+        """Give the pool another number of pages between two steps; requests go on. Returns how many it has then.
+
+        These are more than asked for as long as requests, waiting ones included, need them.
+
+        Raises:
+            ConfigError: fewer pages than 1 or than all floors; or the allocator is contiguous.
+            MemoryError: there is none for so many pages; nothing has changed.
+        """
+        manager = self.paged
+        if num_pages > manager.num_pages:
+            self._resize_store(num_pages, NO_COPIES)
+            manager.resize(num_pages)
+        else:
+            reach = (pages_for_tokens(live.request.most_kv_tokens, manager.page_size) for live in self._live.values())
+            resized = manager.resize(max(num_pages, *reach, 0))
+            self._resize_store(resized.num_pages, resized.copies)
+        return manager.num_pages
+
+    def _resize_store(self, num_pages: int, copies: NDArray[np.int32]) -> None:
+        try:
+            self.store.resize(num_pages, copies)
+        except RuntimeError as error:  # torch's way to say so
+            raise MemoryError(f"no memory for {num_pages} pages: {error}") from None
+
+    @property
+    def paged(self) -> KVCacheManager:
+        """The manager, if it has pages to manage; ConfigError otherwise."""
+        if not isinstance(self.manager, KVCacheManager):
+            raise ConfigError("the allocator is contiguous: it has no pages to limit, resize, reset or show")
+        return self.manager
 
     def stats(self) -> EngineStats:
         """Counters, and where the pages are now."""

@@ -6,6 +6,7 @@ neither tensors nor a clock: a simulator runs this scheduler on the same manager
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -63,7 +64,11 @@ class Scheduler:
         self.prompt_tokens = 0  # of requests at their first admission
         self.cached_tokens = 0  # of these, found in the cache
         self._arrivals = 0
-        self._headroom = int(np.ceil(self.policy.watermark * manager.num_pages))
+
+    @property
+    def _headroom(self) -> int:
+        """Pages that are kept free when a request is admitted."""
+        return int(np.ceil(self.policy.watermark * self.manager.num_pages))
 
     @property
     def _by_priority(self) -> bool:
@@ -74,35 +79,42 @@ class Scheduler:
 
         Raises:
             InvalidRequestError: the prompt is empty, or the namespace cannot be hashed.
-            NeverFitsError: prompt and max_tokens exceed max_seq_len or the whole pool.
-            QueueFullError: max_queue_size requests are waiting already.
+            NeverFitsError: prompt and max_tokens exceed max_seq_len, the whole pool, or what its namespace may use.
+            QueueFullError: max_queue_size requests are waiting already, or max_queue_tokens would be exceeded.
         """
+        _check_request(request)
+        self._check_size(request)
+        self._check_queue(request)
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self.waiting.add(request)
+
+    def _check_size(self, request: Request) -> None:
         prompt, most = request.prompt.size, request.params.max_tokens
-        if not prompt:
-            raise InvalidRequestError(f"the prompt of request {request.id!r} is empty; it needs at least one token")
-        try:
-            hash(request.namespace)
-        except TypeError:
-            kind = type(request.namespace).__name__
-            raise InvalidRequestError(f"request {request.id!r}: a namespace of type {kind} cannot be hashed") from None
         if prompt + most > self.manager.max_seq_len:
             raise NeverFitsError(
                 f"request {request.id!r}: {prompt} prompt tokens + max_tokens {most} = {prompt + most} tokens; "
                 f"max_seq_len is {self.manager.max_seq_len}"
             )
         pages = pages_for_tokens(request.most_kv_tokens, self.manager.page_size)
-        if pages > self.manager.num_pages:
+        whole = self.manager.num_pages
+        own = self.manager.capacity(request.namespace) if isinstance(self.manager, KVCacheManager) else whole
+        if pages > own:
+            limit = f"the whole pool has {whole}" if own == whole else f"its namespace may use {own} of {whole}"
             raise NeverFitsError(
                 f"request {request.id!r}: {prompt} prompt tokens + max_tokens {most} need {pages} pages of "
-                f"{self.manager.page_size} tokens; the whole pool has {self.manager.num_pages}"
+                f"{self.manager.page_size} tokens; {limit}"
             )
-        if len(self.waiting) >= self.config.max_queue_size:
+
+    def _check_queue(self, request: Request) -> None:
+        waiting, tokens, config = len(self.waiting), self.waiting.prompt_tokens, self.config
+        if waiting >= config.max_queue_size:
+            raise QueueFullError(f"{waiting} requests are waiting; max_queue_size is {config.max_queue_size}")
+        if waiting and config.max_queue_tokens is not None and tokens + request.prompt.size > config.max_queue_tokens:
             raise QueueFullError(
-                f"{len(self.waiting)} requests are waiting; max_queue_size is {self.config.max_queue_size}"
+                f"requests of {tokens} prompt tokens are waiting; {request.prompt.size} more would exceed "
+                f"max_queue_tokens, {config.max_queue_tokens}"
             )
-        self._arrivals += 1
-        request.arrival = self._arrivals
-        self.waiting.add(request)
 
     def branch(self, request: Request, twins: list[Request]) -> list[Request]:
         """Let twins of a running request, which has computed its whole prompt, go on from where it is.
@@ -187,10 +199,12 @@ class Scheduler:
                 break
             if isinstance(outcome, Never):
                 raise AssertionError(f"a running request outgrew the pool: {outcome}")
-            victims = self._victims(outcome.needed - outcome.free, decodes)
+            among = self._concerned(outcome)
+            victims = self._victims(outcome.needed - outcome.free, decodes, among)
             if not victims:  # all others run on pages set aside for them: wait until one of them ends
-                going = [r for r in decodes if r.reserved or not self._grows(r)]
-                decodes = going if len(going) < len(decodes) else [r for r in decodes if not self._grows(r)]
+                growing = {r for r in decodes if r in among and self._grows(r)}
+                unsure = {r for r in growing if not r.reserved}
+                decodes = [r for r in decodes if r not in (unsure or growing)]
                 continue
             for victim in victims:
                 self._preempt(victim)
@@ -198,13 +212,18 @@ class Scheduler:
             decodes = [request for request in decodes if request.status is Status.RUNNING]
         return decodes, preempted, copies
 
-    def _victims(self, shortage: int, decodes: list[Request]) -> list[Request]:
-        """The fewest, cheapest requests that make up for the shortage.
+    def _concerned(self, outcome: Wait) -> dict[Request, None]:
+        """The running requests that compete for what is short: those of one namespace, or all."""
+        own = outcome.on == "ceiling"
+        return dict.fromkeys(r for r in self.running if not own or r.namespace == outcome.namespace)
+
+    def _victims(self, shortage: int, decodes: list[Request], among: Iterable[Request]) -> list[Request]:
+        """The fewest, cheapest of these requests that make up for the shortage.
 
         A victim's cost is what it has to compute again: the pages that nobody shares. It brings these, and the page
         that it would have taken itself. The oldest request and those with a reservation go on, hence all of them end.
         """
-        candidates = sorted((r for r in self.running if not r.reserved), key=self._rank)[1:]
+        candidates = sorted((r for r in among if not r.reserved), key=self._rank)[1:]
         costs = self.manager.private_pages([r.row for r in candidates]).tolist()
         growing = {r.id for r in decodes if self._grows(r)}
         offers = [_Offer(r, cost, cost + (r.id in growing)) for r, cost in zip(candidates, costs, strict=True)]
@@ -263,26 +282,42 @@ class Scheduler:
         Returns their first chunks, and the page copies that they begin with.
 
         A request whose next prefix page is being computed by another is passed over, so that a burst of equal prompts
-        computes its prefix once.
+        computes its prefix once; and so is one whose namespace uses all that it may, as far as others are near.
         """
         chunks: list[tuple[Request, int]] = []
         copies = [NO_COPIES]
         held = 0
+        blocked = False  # somebody waits for pages: only who has pages of his own goes before him
         for request in list(self.waiting):
             if not budget or held >= _MOST_HELD or len(self.running) >= self.config.max_batch_size:
                 break
+            if blocked and not self._is_owed(request):
+                continue
             outcome = self._try_admit(request)
-            if isinstance(outcome, Wait) and outcome.on == "prefix":
+            if isinstance(outcome, Wait) and outcome.on in ("prefix", "ceiling"):
                 held += 1
                 continue
             if isinstance(outcome, Wait):
-                break
+                if outcome.on == "rows" or not self._floors:
+                    break
+                blocked = True
+                continue
             self._start(request, outcome)
             copies.append(outcome.copies)
             count = self._chunk(request, budget)
             chunks.append((request, count))
             budget -= count
         return chunks, np.concatenate(copies)
+
+    @property
+    def _floors(self) -> bool:
+        """Is any namespace sure of pages?"""
+        return isinstance(self.manager, KVCacheManager) and self.manager.tenants.floors > 0
+
+    def _is_owed(self, request: Request) -> bool:
+        """Does its namespace's floor hold pages for all its known tokens?"""
+        assert isinstance(self.manager, KVCacheManager)
+        return pages_for_tokens(request.known_tokens, self.manager.page_size) <= self.manager.owed(request.namespace)
 
     def _try_admit(self, request: Request) -> Admitted | Wait:
         """Ask the manager for a row and pages for all known tokens, with a reservation where the policy wants one."""
@@ -347,6 +382,17 @@ class Scheduler:
             preempted=preempted,
             copies=copies,
         )
+
+
+def _check_request(request: Request) -> None:
+    """What is wrong with a request whatever the pool."""
+    if not request.prompt.size:
+        raise InvalidRequestError(f"the prompt of request {request.id!r} is empty; it needs at least one token")
+    try:
+        hash(request.namespace)
+    except TypeError:
+        kind = type(request.namespace).__name__
+        raise InvalidRequestError(f"request {request.id!r}: a namespace of type {kind} cannot be hashed") from None
 
 
 class _Offer(NamedTuple):

@@ -20,6 +20,8 @@ class WaitingQueue:
     def __init__(self, by_priority: bool) -> None:
         self._by_priority = by_priority
         self._entries: list[tuple[_Key, Request]] = []
+        self.prompt_tokens = 0
+        """Tokens of the prompts that wait."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -30,10 +32,12 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """Put a request in its place."""
         insort(self._entries, (self._key(request), request), key=_key_of)
+        self.prompt_tokens += request.prompt.size
 
     def remove(self, request: Request) -> None:
         """Take out a request that is in the queue."""
         del self._entries[bisect_left(self._entries, self._key(request), key=_key_of)]
+        self.prompt_tokens -= request.prompt.size
 
     def _key(self, request: Request) -> _Key:
         return (request.priority if self._by_priority else 0, request.preemptions == 0, request.arrival)

@@ -49,6 +49,27 @@ class PageStore:
         """Bytes of all page tensors, the null page included."""
         return sum(layer.key.nbytes + layer.value.nbytes for layer in self.layers)
 
+    def resize(self, num_pages: int, copies: NDArray[np.int32]) -> None:
+        """Have another number of pages: copy (source, target) pages first, then keep pages 1 ... num_pages.
+
+        One layer's tensors are made anew at a time. If memory runs out, the store holds what it held.
+
+        Raises:
+            ConfigError: num_pages is less than 1. InvalidRequestError: as `copy_pages`.
+        """
+        if num_pages < 1:
+            raise ConfigError(f"a store of {num_pages} pages; at least 1 is needed")
+        self.copy_pages(copies[:, 0], copies[:, 1])
+        kept = min(num_pages, self.num_pages) + 1
+        self.num_pages = min(num_pages, self.num_pages)  # what is true whichever layer fails
+        layers = list(self.layers)
+        for at, old in enumerate(layers):
+            new = self.backend.allocate(old.spec, num_pages + 1, self.page_size, self.dtype)
+            new.key[:kept], new.value[:kept] = old.key[:kept], old.value[:kept]
+            layers[at] = new
+            self.layers = tuple(layers)
+        self.num_pages = num_pages
+
     def copy_pages(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         """Copy pages in all layers: target[i] becomes a copy of what source[i] held before the call.
 
