@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from pagedkv.cache import CacheManager, KVCacheManager, check
 from pagedkv.config import EngineConfig, SchedulerConfig
 from pagedkv.engine.params import SamplingParams
 from pagedkv.engine.request import FinishReason, Request, Status
-from pagedkv.engine.scheduler import Scheduler, Step
+from pagedkv.engine.scheduler import Scheduler
+from pagedkv.engine.step import Step
 
 MAX_STEPS = 2000
 
@@ -54,16 +56,9 @@ class Driver:
             prompt = list(range(base, base + prompt))
         return Request(name, np.array(prompt, np.int32), SamplingParams(max_tokens=max_tokens), namespace, priority)
 
-    def submit(
-        self,
-        name: str,
-        prompt: Sequence[int] | int,
-        max_tokens: int = 4,
-        priority: int = 0,
-        namespace: str | None = None,
-    ) -> Request:
-        """Make and queue a request."""
-        request = self.request(name, prompt, max_tokens, priority, namespace)
+    def submit(self, *args: Any, **options: Any) -> Request:
+        """Make and queue a request; arguments as for `request`."""
+        request = self.request(*args, **options)
         self.scheduler.submit(request)
         return request
 

@@ -18,8 +18,8 @@ from pagedkv.spec import LayerSpec, ModelSpec
 from pagedkv.store.pages import PageStore
 
 
-def limited(pages: int = 8, **limits: tuple[int, int | None]) -> Driver:
-    driver = Driver(pages)
+def limited(pages: int = 8, watermark: float = 0.0, **limits: tuple[int, int | None]) -> Driver:
+    driver = Driver(pages, scheduler={"watermark": watermark})
     for namespace, (floor, ceiling) in limits.items():
         driver.manager.set_limits(namespace, floor=floor, ceiling=ceiling)
     return driver
@@ -54,12 +54,13 @@ def test_a_namespace_that_outgrows_its_ceiling_preempts_its_own_only() -> None:
     assert all(r.sampled == expected_output(r) for r in (*own, other))
 
 
-def test_a_floor_is_there_whoever_else_asks() -> None:
-    driver = limited(a=(3, None))
+@pytest.mark.parametrize("watermark", [0.0, 0.2])
+def test_a_floor_is_there_whoever_else_asks(watermark: float) -> None:
+    driver = limited(watermark=watermark, a=(3, None))
     others = [driver.submit(f"o{number}", 4, 12) for number in range(4)]
     for _ in range(6):
         driver.step()
-    own = driver.submit("1", 7, 2, namespace="a")
+    own = driver.submit("1", 12, 1, namespace="a")
     driver.step()
     assert own.sampled  # it waited for nobody
     driver.run()
@@ -126,6 +127,8 @@ def test_a_pool_is_resized_while_requests_run(target: int) -> None:
         assert results[name][1].outputs[0].text == expected_text(f"{TEXT} {number}", 20)
     assert engine.resize(target) == target
     assert engine.store.layers[0].key.shape[0] == target + 1
+    with pytest.raises(ConfigError, match="a pool of 0 pages"):
+        engine.resize(0)
     with pytest.raises(NeverFitsError):
         engine.add_request("x" * 16 * target, greedy(2))
 

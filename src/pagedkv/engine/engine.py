@@ -27,7 +27,8 @@ from pagedkv.engine.params import SamplingParams
 from pagedkv.engine.request import FinishReason, Request
 from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.sampler import SampleResult, SamplerState, sample
-from pagedkv.engine.scheduler import Scheduler, Step
+from pagedkv.engine.scheduler import Scheduler
+from pagedkv.engine.step import Step
 from pagedkv.engine.text import TextStream
 from pagedkv.errors import ConfigError, InvalidRequestError
 from pagedkv.models.load import load_model
@@ -226,12 +227,14 @@ class Engine:
             MemoryError: there is none for so many pages; nothing has changed.
         """
         manager = self.paged
+        if num_pages < 1:
+            raise ConfigError(f"a pool of {num_pages} pages; it must hold at least 1 page")
         if num_pages > manager.num_pages:
             self._resize_store(num_pages, NO_COPIES)
             manager.resize(num_pages)
         else:
             reach = (pages_for_tokens(live.request.most_kv_tokens, manager.page_size) for live in self._live.values())
-            resized = manager.resize(max(num_pages, *reach, 0))
+            resized = manager.resize(max([num_pages, *reach]))
             self._resize_store(resized.num_pages, resized.copies)
         return manager.num_pages
 

@@ -8,7 +8,7 @@ import torch
 from pagedkv.attention.interface import AttentionBatch
 from pagedkv.cache.ragged import ragged
 from pagedkv.cache.table import PageTable
-from pagedkv.engine.scheduler import Step
+from pagedkv.engine.step import Step
 from pagedkv.models.loaded import LoadedModel
 from pagedkv.store.pages import PageStore
 

@@ -6,8 +6,7 @@ neither tensors nor a clock: a simulator runs this scheduler on the same manager
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,34 +16,11 @@ from pagedkv.budget import pages_for_tokens
 from pagedkv.cache import NO_COPIES, Admitted, CacheManager, Extended, Forked, KVCacheManager, Never, Sequence, Wait
 from pagedkv.config import EngineConfig
 from pagedkv.engine.request import FinishReason, Request, Status
+from pagedkv.engine.step import Step
 from pagedkv.engine.waiting import WaitingQueue
 from pagedkv.errors import InvalidRequestError, NeverFitsError, QueueFullError
 
 _MOST_HELD = 32  # waiting requests looked at per step while the prefixes they share are being computed
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step computes: of requests[i], tokens starts[i] to starts[i] + counts[i] - 1.
-
-    Attributes:
-        requests: decodes first, then prompt chunks.
-        tokens: token ids int32 [sum(counts)], request after request.
-        rows, starts, counts: int64 [requests].
-        samples: bool [requests]; whether the request's last token here is its last known one, so that the step
-            yields its next token.
-        preempted: requests that lost their pages to make room.
-        copies: int32 [pairs, 2]; (source, target) pages to copy, all reads before all writes, before the step writes.
-    """
-
-    requests: list[Request] = field(default_factory=list)
-    tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    samples: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    preempted: list[Request] = field(default_factory=list)
-    copies: NDArray[np.int32] = field(default_factory=lambda: NO_COPIES)
 
 
 class Scheduler:
@@ -287,13 +263,15 @@ class Scheduler:
         chunks: list[tuple[Request, int]] = []
         copies = [NO_COPIES]
         held = 0
-        blocked = False  # somebody waits for pages: only who has pages of his own goes before him
+        blocked = False  # somebody waits for pages: only who is sure of his goes before him
+        owed: dict[Hashable, int] = {}
         for request in list(self.waiting):
             if not budget or held >= _MOST_HELD or len(self.running) >= self.config.max_batch_size:
                 break
-            if blocked and not self._is_owed(request):
+            sure = self._is_sure(request, owed)
+            if blocked and not sure:
                 continue
-            outcome = self._try_admit(request)
+            outcome = self._try_admit(request, 0 if sure or not self.running else self._headroom)
             if isinstance(outcome, Wait) and outcome.on in ("prefix", "ceiling"):
                 held += 1
                 continue
@@ -303,6 +281,7 @@ class Scheduler:
                 blocked = True
                 continue
             self._start(request, outcome)
+            owed.clear()
             copies.append(outcome.copies)
             count = self._chunk(request, budget)
             chunks.append((request, count))
@@ -314,12 +293,16 @@ class Scheduler:
         """Is any namespace sure of pages?"""
         return isinstance(self.manager, KVCacheManager) and self.manager.tenants.floors > 0
 
-    def _is_owed(self, request: Request) -> bool:
-        """Does its namespace's floor hold pages for all its known tokens?"""
-        assert isinstance(self.manager, KVCacheManager)
-        return pages_for_tokens(request.known_tokens, self.manager.page_size) <= self.manager.owed(request.namespace)
+    def _is_sure(self, request: Request, owed: dict[Hashable, int]) -> bool:
+        """Does its namespace's floor hold pages for all its known tokens? `owed` keeps what was asked by namespace."""
+        if not self._floors or not isinstance(self.manager, KVCacheManager):
+            return False
+        name = request.namespace
+        if name not in owed:
+            owed[name] = self.manager.owed(name)
+        return pages_for_tokens(request.known_tokens, self.manager.page_size) <= owed[name]
 
-    def _try_admit(self, request: Request) -> Admitted | Wait:
+    def _try_admit(self, request: Request, headroom: int) -> Admitted | Wait:
         """Ask the manager for a row and pages for all known tokens, with a reservation where the policy wants one."""
         request.context = request.known()
         guaranteed = self.policy.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
@@ -328,7 +311,7 @@ class Scheduler:
             request.context,
             namespace=request.namespace,
             reserve=max(0, request.most_kv_tokens - request.context.size) if request.reserved else 0,
-            headroom=self._headroom if self.running else 0,
+            headroom=headroom,
             owner=request.id,
             share_pending=True,
         )

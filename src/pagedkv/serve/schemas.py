@@ -215,7 +215,9 @@ class ChatMessage(_Body):
                 for f in [call.function]
             ]
         if self.tool_call_id is not None:
-            turn |= {"tool_call_id": self.tool_call_id, "name": self.name}
+            turn["tool_call_id"] = self.tool_call_id
+            if self.name is not None:
+                turn["name"] = self.name
         return turn
 
 

@@ -154,19 +154,12 @@ def _audit(engine: Engine) -> list[str]:
 
 
 def _reset(engine: Engine, **scope: str | None) -> dict[str, int]:
-    manager = _paged(engine)
-    result = manager.reset(namespace=scope.get("namespace", EVERY_NAMESPACE))
+    result = engine.paged.reset(namespace=scope.get("namespace", EVERY_NAMESPACE))
     return {"dropped": result.dropped, "held": result.held}
 
 
 def _snapshot(engine: Engine) -> dict[str, Any]:
-    return {name: array.tolist() for name, array in _paged(engine).snapshot().items() if name != "page_tokens"}
-
-
-def _paged(engine: Engine) -> KVCacheManager:
-    if not isinstance(engine.manager, KVCacheManager):
-        raise InvalidRequestError("the allocator is contiguous: it has no pages to reset or show")
-    return engine.manager
+    return {name: array.tolist() for name, array in engine.paged.snapshot().items() if name != "page_tokens"}
 
 
 VERBS: dict[str, Callable[..., Any]] = {"stats": _stats, "audit": _audit, "reset": _reset, "snapshot": _snapshot}
