@@ -263,7 +263,31 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert "none.yaml: cannot be read" in refusal(tmp_path / "none.yaml")
 
 
+def test_keys_of_the_server_are_not_settings_of_an_engine() -> None:
+    EngineConfig.load(None, {}, {"PAGEDKV_API_KEY": "a", "PAGEDKV_ADMIN_KEY": "b", "PAGEDKV_CACHE": "/c"})
+
+
+def test_nim_names_are_understood_and_ours_go_before_them() -> None:
+    environ = {"NIM_MAX_MODEL_LEN": "512", "NIM_ENABLE_KV_CACHE_REUSE": "0", "NIM_NUM_KV_CACHE_SEQ_LENS": "3"}
+    config = EngineConfig.load(None, {}, environ)
+    assert (config.max_seq_len, config.kv_cache_config.enable_block_reuse) == (512, False)
+    assert config.kv_cache_config.num_full_sequences == 3
+    shown = {setting.key: setting.place for setting in config.settings()}
+    assert shown["max_seq_len"] == "environment NIM_MAX_MODEL_LEN"
+    assert EngineConfig.load(None, {}, environ | {"PAGEDKV_MAX_SEQ_LEN": "64"}).max_seq_len == 64
+
+
+def test_a_fraction_of_a_gpu_is_refused_by_nims_name_too() -> None:
+    message = refusal(environ={"NIM_KVCACHE_PERCENT": "0.9"})
+    assert message.startswith("environment NIM_KVCACHE_PERCENT: kv_cache_config.free_gpu_memory_fraction is a")
+
+
 # The pool
+
+
+def test_a_budget_of_full_sequences_is_that_many_times_the_longest() -> None:
+    assert KVCacheConfig(num_full_sequences=3).num_pages(TINY, "float32", min_tokens=33) == 9
+    assert KVCacheConfig(num_full_sequences=3, max_tokens=64).num_pages(TINY, "float32", min_tokens=33) == 4
 
 
 def test_with_both_budgets_the_smaller_pool_is_made() -> None:

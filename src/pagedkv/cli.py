@@ -31,10 +31,20 @@ Model = Annotated[
     str | None,
     typer.Option(help="Folder, GGUF file or Hugging Face id; SmolLM2-135M-Instruct if not given."),
 ]
-KVMemory = Annotated[str | None, typer.Option(help="Bytes for keys and values, such as 256MiB.")]
-MaxSeqLen = Annotated[int | None, typer.Option(help="Longest prompt and answer together, in tokens.")]
-PageSize = Annotated[int | None, typer.Option(help="Tokens per page, a multiple of 16.")]
-KVDtype = Annotated[str | None, typer.Option(help="Element type of keys and values: bfloat16 or float32.")]
+# The second names are vLLM's.
+KVMemory = Annotated[
+    str | None,
+    typer.Option("--kv-memory", "--kv-cache-memory-bytes", help="Bytes for keys and values, such as 256MiB."),
+]
+MaxSeqLen = Annotated[
+    int | None,
+    typer.Option("--max-seq-len", "--max-model-len", help="Longest prompt and answer together, in tokens."),
+]
+PageSize = Annotated[int | None, typer.Option("--page-size", "--block-size", help="Tokens per page, a multiple of 16.")]
+KVDtype = Annotated[
+    str | None,
+    typer.Option("--kv-dtype", "--kv-cache-dtype", help="Element type of keys and values: bfloat16 or float32."),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; options here go before it.")]
 
 
@@ -118,26 +128,66 @@ def serve(
     kv_dtype: KVDtype = None,
     max_seq_len: MaxSeqLen = None,
     page_size: PageSize = None,
-    max_batch_size: Annotated[int | None, typer.Option(help="Requests computed at once.")] = None,
-    max_queue_size: Annotated[int | None, typer.Option(help="Requests that may wait; more get 429.")] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option("--max-batch-size", "--max-num-seqs", help="Requests computed at once.")
+    ] = None,
+    max_num_tokens: Annotated[
+        int | None, typer.Option("--max-num-tokens", "--max-num-batched-tokens", help="Tokens of one step.")
+    ] = None,
+    max_queue_size: Annotated[
+        int | None,
+        typer.Option("--max-queue-size", "--max-num-queued-reqs", help="Requests that may wait; more get 429."),
+    ] = None,
+    max_queue_tokens: Annotated[int | None, typer.Option(help="Prompt tokens that may wait; more get 429.")] = None,
+    block_reuse: Annotated[
+        bool | None,
+        typer.Option(
+            "--enable-block-reuse/--no-enable-block-reuse",
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Share the pages of equal prefixes.",
+        ),
+    ] = None,
+    watermark: Annotated[float | None, typer.Option(help="Share of the pages kept free at admission.")] = None,
+    gpu_memory_utilization: Annotated[str | None, typer.Option(hidden=True)] = None,
+    tenants: Annotated[
+        Path | None, typer.Option(help="YAML file of callers: name -> api_key, floor and ceiling of pages.")
+    ] = None,
+    chat_template: Annotated[Path | None, typer.Option(help="Jinja file used instead of the model's template.")] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web pages of this origin may call; may be given several times.")
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients know it."""
     with _errors_as_sentences():
         flags = {
             "max_batch_size": max_batch_size,
+            "max_num_tokens": max_num_tokens,
             "max_queue_size": max_queue_size,
+            "max_queue_tokens": max_queue_tokens,
+            "kv_cache_config.enable_block_reuse": block_reuse,
+            "kv_cache_config.free_gpu_memory_fraction": gpu_memory_utilization,
+            "scheduler_config.watermark": watermark,
             **_flags(model, kv_memory, kv_dtype, max_seq_len, page_size),
         }
         from pagedkv.config import EngineConfig
+        from pagedkv.config_sources import read_text
 
         EngineConfig.load(config, flags, os.environ)  # what is wrong with the settings shows before a process starts
         from pagedkv.serve.app import ServeOptions
         from pagedkv.serve.run import run
+        from pagedkv.serve.tenants import read_tenants
 
         given = {key: value for key, value in flags.items() if value is not None}
         argument = {"path": None if config is None else str(config), "overrides": given}
-        options = ServeOptions(api_key or (), admin_key, served_name=served_model_name)
+        options = ServeOptions(
+            api_key or (),
+            admin_key,
+            served_name=served_model_name,
+            tenants=() if tenants is None else read_tenants(tenants),
+            chat_template=None if chat_template is None else read_text(chat_template),
+            cors_origins=cors_origin or (),
+        )
         run(Console(), argument, options, host, port)
 
 

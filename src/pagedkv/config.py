@@ -152,7 +152,8 @@ class KVCacheConfig(_Settings):
     Attributes:
         max_memory: bytes for keys and values, or a text such as "256MiB"; alias `max_gpu_total_bytes`.
         max_tokens: the budget in tokens instead. With both, the smaller pool is made, as in TensorRT-LLM;
-            with neither, 1 GiB.
+            with neither (nor num_full_sequences), 1 GiB.
+        num_full_sequences: the budget as so many sequences of max_seq_len tokens, as NIM_NUM_KV_CACHE_SEQ_LENS says it.
         tokens_per_block: tokens of a page, a multiple of 16 in 16..1024; alias `page_size`. 16 where TensorRT-LLM
             has 32: prefixes are shared in whole pages, so a smaller page shares more and wastes less (half a
             page per request on average), and 16 tokens are what the CPU kernel's vector holds.
@@ -163,6 +164,7 @@ class KVCacheConfig(_Settings):
 
     max_memory: Bytes | None = Field(default=None, validation_alias=AliasChoices("max_memory", "max_gpu_total_bytes"))
     max_tokens: Count | None = None
+    num_full_sequences: Count | None = None
     tokens_per_block: Annotated[Whole, AfterValidator(_whole_pages)] = Field(
         default=16, ge=16, le=1024, validation_alias=AliasChoices("tokens_per_block", "page_size")
     )
@@ -176,7 +178,7 @@ class KVCacheConfig(_Settings):
         return self.tokens_per_block
 
     def num_pages(self, spec: ModelSpec, kv_dtype: str, min_tokens: int = 1) -> int:
-        """Usable pages of the pool that this budget makes for a model.
+        """Usable pages of the pool that this budget makes for a model; `min_tokens` is what its longest request stores.
 
         Raises:
             OutOfMemoryBudgetError: if a request that stores `min_tokens` tokens would not fit.
@@ -190,6 +192,8 @@ class KVCacheConfig(_Settings):
                     f"one request of {min_tokens} tokens needs {needed} pages"
                 )
             choices.append(pages)
+        if self.num_full_sequences is not None:
+            choices.append(self.num_full_sequences * pages_for_tokens(min_tokens, self.page_size))
         if self.max_memory is not None or not choices:
             memory = self.max_memory or DEFAULT_MAX_MEMORY
             choices.append(pages_in_budget(memory, spec, self.page_size, kv_dtype, min_tokens))
@@ -268,7 +272,8 @@ class EngineConfig(_Settings):
             overrides: values of flags, nested or by dotted key ("kv_cache_config.max_memory"); None means that the
                 flag was not given.
             environ: the environment (`os.environ`): PAGEDKV_MAX_BATCH_SIZE, PAGEDKV_KV_CACHE_CONFIG__MAX_MEMORY
-                and so on. An empty variable counts as not set; the text `null` means None.
+                and so on, and NIM's names for some of them. An empty variable counts as not set; the text `null`
+                means None.
 
         Raises:
             ConfigError: for an unreadable file, an unknown or unimplemented key, or values out of range; the

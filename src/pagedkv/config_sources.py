@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -20,8 +21,18 @@ Found = dict[str, tuple[Any, str]]
 
 ENVIRONMENT_PREFIX = "PAGEDKV_"
 
-_NOT_SETTINGS = frozenset({"PAGEDKV_CACHE"})
-"""Variables of our prefix that name places of this machine, read where they are used."""
+_NIM_NAMES = MappingProxyType(
+    {
+        "NIM_ENABLE_KV_CACHE_REUSE": "kv_cache_config.enable_block_reuse",
+        "NIM_KVCACHE_PERCENT": "kv_cache_config.free_gpu_memory_fraction",
+        "NIM_MAX_MODEL_LEN": "max_seq_len",
+        "NIM_NUM_KV_CACHE_SEQ_LENS": "kv_cache_config.num_full_sequences",
+    }
+)
+"""What NVIDIA NIM calls some of the settings. Our own variable goes before NIM's."""
+
+_NOT_SETTINGS = frozenset({"PAGEDKV_CACHE", "PAGEDKV_API_KEY", "PAGEDKV_ADMIN_KEY"})
+"""Variables of our prefix that are no settings of an engine: places of this machine, and keys of the server."""
 
 # A Kubernetes service called "pagedkv" injects these into every pod; they are nobody's settings.
 _KUBERNETES = re.compile(r"PAGEDKV_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
@@ -38,8 +49,12 @@ def read_flags(overrides: Mapping[str, Any]) -> Found:
 
 
 def read_environment(environ: Mapping[str, str]) -> Found:
-    """PAGEDKV_SECTION__NAME variables; an empty one counts as not set, the text `null` means None."""
-    found: Found = {}
+    """PAGEDKV_SECTION__NAME and NIM's variables; an empty one counts as not set, the text `null` means None."""
+    found: Found = {
+        key: (environ[variable].strip(), f"environment {variable}")
+        for variable, key in _NIM_NAMES.items()
+        if environ.get(variable, "").strip()
+    }
     for variable, value in sorted(environ.items()):
         text = value.strip()
         if not variable.startswith(ENVIRONMENT_PREFIX) or not text:
@@ -51,21 +66,30 @@ def read_environment(environ: Mapping[str, str]) -> Found:
     return found
 
 
-def read_file(path: Path, sections: Collection[str]) -> Found:
-    """Keys of a YAML file whose mappings are the top level and `sections`.
+def read_text(path: Path) -> str:
+    """The text of a file; ConfigError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def read_file(path: Path, sections: Collection[str] | None) -> Found:
+    """Keys of a YAML file whose mappings are the top level and `sections`; None if all its keys are sections.
 
     Raises:
         ConfigError: if the file cannot be read, is no YAML, repeats a key, or has no mapping where one must be.
     """
+    text = read_text(path)
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        loader = yaml.SafeLoader(text)
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     try:
         root = loader.get_single_node()
         found: Found = {}
         for key, (node, place) in ({} if root is None else _pairs(loader, root, path, "")).items():
-            if key not in sections:
+            if sections is not None and key not in sections:
                 found[key] = (_value(loader, node, place), place)
                 continue
             for name, (leaf, leaf_place) in _pairs(loader, node, path, key).items():

@@ -72,6 +72,16 @@ class TestDelivery:
         text, result = drain(engine)[name]
         assert text == result.outputs[0].text == expected_text("hello", 2) + "!"
 
+    def test_a_stop_text_that_the_end_of_a_cut_character_completes_is_the_reason(self):
+        engine = make_engine(FakeModel(script={4: 0xF0}))
+        name = engine.add_request("hello", greedy(1, stop="\ufffd"))
+        output = drain(engine)[name][1].outputs[0]
+        assert (output.text, output.finish_reason, output.stop_reason) == ("", FinishReason.STOP, "\ufffd")
+
+    def test_failure_112_a_bias_outside_the_vocabulary_is_refused(self):
+        with pytest.raises(InvalidRequestError, match="token id of logit_bias 257 is outside the vocabulary of 257"):
+            make_engine().add_request("hello", greedy(1, logit_bias={256: 1.0, 257: 1.0}))
+
     def test_failure_117_a_stop_text_over_two_tokens_never_shows_and_frees_the_pages_at_that_step(self):
         """Failure 117 (vllm-project/vllm#55483)."""
         engine = make_engine(FakeModel(script={4: ord("a"), 5: ord("b"), 6: ord("c"), 7: ord("d")}))

@@ -31,9 +31,10 @@ CHAT_TEMPLATE = (
 
 
 def fake_engine(argument: dict[str, Any]) -> Engine:
-    """An engine on the fake model; `step_seconds` makes its steps slow."""
+    """An engine on the fake model; `step_seconds` makes its steps slow, `script` says what it says where."""
     seconds = argument.pop("step_seconds", 0.0)
-    model = FakeModel(fault=(lambda *_: time.sleep(seconds)) if seconds else None)
+    script = {int(position): token for position, token in argument.pop("script", {}).items()}
+    model = FakeModel(fault=(lambda *_: time.sleep(seconds)) if seconds else None, script=script)
     model.tokenizer.chat_template = argument.pop("chat_template", CHAT_TEMPLATE)
     pages = argument.pop("pages", 64)
     settings = {"max_seq_len": 256, "kv_cache_config": {"max_tokens": pages * 16}} | argument
@@ -44,7 +45,8 @@ class Served:
     """A server that listens on a free port of this machine."""
 
     def __init__(self, options: ServeOptions | None = None, **argument: Any) -> None:
-        self.client = EngineClient(argument, factory="serve_support:fake_engine")
+        limits = [tenant.limit for tenant in (options.tenants if options else ()) if tenant.limit is not None]
+        self.client = EngineClient(argument, factory="serve_support:fake_engine", limits=limits)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]

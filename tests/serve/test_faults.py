@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from fake_model import expected_text
 from serve_support import Served, fake_engine, serving
 
 from pagedkv.serve.app import ServeOptions
-from pagedkv.serve.messages import Add, Refused
+from pagedkv.serve.messages import Abort, Add, Refused
 from pagedkv.serve.worker import Worker
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
@@ -75,6 +76,37 @@ def test_a_client_that_leaves_the_queue_is_never_run(slow: Served) -> None:
     queued.leave()
     first.leave()
     assert slow.idle(2.0)["prompt_tokens"] == before
+
+
+def test_a_request_whose_client_left_is_gone_within_two_steps() -> None:
+    """FAILURES 121, counted. One step more may begin before the server's loop hears of it."""
+    with serving(step_seconds=0.1) as served:
+        for body in ({}, {"prompt": "y" * 200, "n": 3}):
+            stream = Open(served, **body)
+            next(stream.response.iter_lines())
+            before = served.stats()["steps"]
+            stream.leave()
+            assert served.idle(2.0)["steps"] - before <= 3
+
+
+def test_nothing_is_said_after_an_abort() -> None:
+    """FAILURES 122: aborted while its prompt is computed, a request has no token more."""
+    sent: list[bytes] = []
+    worker = Worker(fake_engine({"max_num_tokens": 16}), SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
+    worker.obey(Add("one", [97] * 40, {"max_tokens": 9}))
+    worker.engine.step()
+    worker.events.clear()
+    worker.obey(Abort("one"))
+    assert not worker.engine.has_unfinished
+    assert worker.engine.stats().usage.used == 0
+    assert worker.engine.step() == []
+    worker.send()
+    assert sent == []
+
+
+def test_the_first_and_the_last_token_id_are_served(served: Served) -> None:
+    """FAILURES 112."""
+    assert post(served, prompt=[0, 256], max_tokens=1, logit_bias={"0": 1.0, "256": -1.0}).status_code == 200
 
 
 def test_a_full_queue_answers_429_with_retry_after(slow: Served) -> None:
@@ -207,6 +239,22 @@ BAD_BODIES: list[tuple[str, bytes, int]] = [
         b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json"}}',
         400,
     ),
+    ("/v1/completions", b'{"prompt": [""]}', 400),
+    ("/v1/completions", b'{"prompt": "x", "n": 1000000}', 400),
+    ("/v1/completions", b'{"prompt": "x", "best_of": 1000000}', 400),
+    ("/v1/completions", b'{"prompt": "x", "max_tokens": 2147483648}', 400),
+    ("/v1/completions", b'{"prompt": [' + b'"x",' * 300 + b'"x"], "n": 128}', 400),
+    ("/v1/completions", b'{"prompt": "x", "logprobs": 258}', 400),
+    ("/v1/completions", b'{"prompt": "x", "prompt_logprobs": -1}', 400),
+    ("/v1/completions", b'{"prompt": "x", "logit_bias": {"-1": 1}}', 400),
+    ("/v1/completions", b'{"prompt": "x", "logit_bias": {"257": 1}}', 400),
+    ("/v1/completions", b'{"prompt": [257]}', 400),
+    ("/v1/completions", b'{"prompt": "' + b"x" * 3000 + b'"}', 400),
+    (
+        "/v1/chat/completions",
+        b'{"messages": [{"role": "user", "content": "x"}], "logprobs": true, "top_logprobs": 258}',
+        400,
+    ),
     ("/tokenize", b"{}", 400),
     ("/detokenize", b'{"tokens": [99999]}', 400),
 ]
@@ -214,7 +262,7 @@ BAD_BODIES: list[tuple[str, bytes, int]] = [
 
 @pytest.mark.parametrize(("path", "body", "status"), BAD_BODIES, ids=range(len(BAD_BODIES)))
 def test_a_wrong_body_is_refused_with_a_sentence(served: Served, path: str, body: bytes, status: int) -> None:
-    """FAILURES 113, 124: JSON with an error, no stack trace, and the process lives on."""
+    """FAILURES 110, 111, 112, 113, 124: JSON with an error, no stack trace, and the process lives on."""
     with served.http() as http:
         answer = http.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == status, answer.text

@@ -6,8 +6,7 @@ by nobody else. Whatever goes wrong with one request ends that request alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,6 +18,7 @@ from pagedkv.budget import kv_tokens, pages_for_tokens
 from pagedkv.cache import NO_COPIES, CacheManager, ContiguousManager, KVCacheManager
 from pagedkv.cache.checks import checked_ids
 from pagedkv.config import EngineConfig
+from pagedkv.engine.calls import LiveAnswer, LiveCall
 from pagedkv.engine.detokenize import Detokenizer
 from pagedkv.engine.grammar import Grammars, GrammarState
 from pagedkv.engine.logprobs import TokenLogprobs, token_logprobs
@@ -36,32 +36,6 @@ from pagedkv.models.loaded import LoadedModel
 from pagedkv.store.pages import PageStore
 
 Allocator = Literal["paged", "contiguous"]
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """An answer that has not ended, and what is kept for it outside the scheduler."""
-
-    call: _Call
-    index: int
-    request: Request
-    sampler: SamplerState
-    text: TextStream
-    stop_reason: str | int | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """What a caller has asked for: one prompt, and an answer or several."""
-
-    id: str
-    prompt: str | None
-    params: SamplingParams
-    live: dict[int, _Live] = field(default_factory=dict)
-    ended: dict[int, CompletionOutput] = field(default_factory=dict)
-    cached_tokens: int | None = None
-    error: str | None = None
 
 
 class Engine:
@@ -89,8 +63,8 @@ class Engine:
         self.runner = ModelRunner(model, self.store)
         self._detokenizer = Detokenizer(model.tokenizer)
         self._grammars = Grammars(model.tokenizer, model.spec.vocab_size)
-        self._calls: dict[str, _Call] = {}
-        self._live: dict[Request, _Live] = {}
+        self._calls: dict[str, LiveCall] = {}
+        self._live: dict[Request, LiveAnswer] = {}
         self._unnamed = 0
         self._steps = self._peak_running = self._computed = 0
         self._generated = 0
@@ -123,7 +97,7 @@ class Engine:
             priority: under the PRIORITY policy, smaller goes first; under others it must be 0.
 
         Raises:
-            InvalidRequestError: empty prompt, token ids outside the vocabulary, a priority that nobody heeds, or the id
+            InvalidRequestError: empty prompt, token ids (logit_bias too) outside the vocabulary, a priority that nobody heeds, or the id
                 of a request that is live.
             NeverFitsError: prompt and max_tokens could not fit even if the engine were empty.
             QueueFullError: max_queue_size requests are waiting.
@@ -136,10 +110,11 @@ class Engine:
             raise InvalidRequestError(f"priority is {priority}; waiting_queue_policy is {policy}, which heeds none")
         params = params or SamplingParams()
         ids = self._token_ids(prompt)
+        self._check_vocabulary("token id of logit_bias", params.logit_bias or ())
         request = Request(name, ids, params, namespace, priority)
         self.scheduler.submit(request)
         try:
-            call = _Call(name, prompt if isinstance(prompt, str) else None, params)
+            call = LiveCall(name, prompt if isinstance(prompt, str) else None, params)
             self._add_answer(call, 0, request)
         except BaseException:
             self.scheduler.finish(request, FinishReason.ABORT)
@@ -147,10 +122,10 @@ class Engine:
         self._calls[name] = call
         return name
 
-    def _add_answer(self, call: _Call, index: int, request: Request) -> _Live:
+    def _add_answer(self, call: LiveCall, index: int, request: Request) -> LiveAnswer:
         """Begin one answer of a call."""
         tokens = request.prompt.tolist()
-        live = _Live(
+        live = LiveAnswer(
             call,
             index,
             request,
@@ -285,7 +260,7 @@ class Engine:
             else:
                 outputs.append(self._deliver(live, token, logprobs.get(index, ())))
 
-    def _branch(self, live: _Live) -> list[_Live]:
+    def _branch(self, live: LiveAnswer) -> list[LiveAnswer]:
         """The other answers of a call whose prompt has been computed; those that can share its pages right now."""
         request, call = live.request, live.call
         twins = [
@@ -296,7 +271,7 @@ class Engine:
         return [begun[twin] for twin in self.scheduler.branch(request, twins)]
 
     def _logprobs(
-        self, logits: torch.Tensor, sampling: list[_Live], result: SampleResult
+        self, logits: torch.Tensor, sampling: list[LiveAnswer], result: SampleResult
     ) -> dict[int, tuple[TokenLogprobs, ...]]:
         """Log-probabilities of the sampled tokens, by row, for whoever asked."""
         rows = [
@@ -308,7 +283,7 @@ class Engine:
         counts = [sampling[row].call.params.logprobs or 0 for row in rows]
         return dict(zip(rows, ((found,) for found in token_logprobs(logits, rows, tokens, counts)), strict=True))
 
-    def _deliver(self, live: _Live, token: int, logprobs: Sequence[TokenLogprobs]) -> StepOutput:
+    def _deliver(self, live: LiveAnswer, token: int, logprobs: Sequence[TokenLogprobs]) -> StepOutput:
         """Add a sampled token to its request; end the request if this token ends it."""
         request, params = live.request, live.request.params
         try:
@@ -326,12 +301,14 @@ class Engine:
         if ends:
             reason, live.stop_reason = FinishReason.STOP, token if stops else None
         elif live.text.finished:
-            reason, live.stop_reason = FinishReason.STOP, live.text.stop_reason
+            reason = FinishReason.STOP
         elif len(request.sampled) >= params.max_tokens:
             reason = FinishReason.LENGTH
         if reason is None:
             return StepOutput(request.id, piece, [token], None, live.index, None, logprobs)
         piece += live.text.finish()
+        if live.text.stop_reason is not None:  # the rest of the text may have completed it
+            reason, live.stop_reason = FinishReason.STOP, live.text.stop_reason
         output, result = self._end(live, reason)
         return StepOutput(request.id, piece, [token], result, live.index, output, logprobs)
 
@@ -351,7 +328,7 @@ class Engine:
         calls = dict.fromkeys(self._live[request].call for request in step.requests if request in self._live)
         return [self._fail(live.request, error) for call in calls for live in list(call.live.values())]
 
-    def _end(self, live: _Live, reason: FinishReason) -> tuple[CompletionOutput, RequestOutput | None]:
+    def _end(self, live: LiveAnswer, reason: FinishReason) -> tuple[CompletionOutput, RequestOutput | None]:
         """The one way out: the answer's pages are released. Returns it, and the whole call if it was the last one."""
         request, call = live.request, live.call
         self.scheduler.finish(request, reason)
@@ -383,11 +360,14 @@ class Engine:
         array = checked_ids(ids)
         if array.ndim != 1 or not array.size:
             raise InvalidRequestError("the prompt is empty; it needs at least one token")
-        if array.max() >= self.model.spec.vocab_size:
-            raise InvalidRequestError(
-                f"token id {array.max()} is outside the vocabulary of {self.model.spec.vocab_size}"
-            )
+        self._check_vocabulary("token id", (int(array.max()),))
         return array
+
+    def _check_vocabulary(self, what: str, ids: Iterable[int]) -> None:
+        size = self.model.spec.vocab_size
+        for token in ids:
+            if token >= size:
+                raise InvalidRequestError(f"{what} {token} is outside the vocabulary of {size}")
 
     def _new_id(self) -> str:
         """An id that no live request has."""

@@ -8,25 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from pagedkv import __version__
 from pagedkv.engine.chat import chat_tokens
-from pagedkv.errors import InvalidRequestError, NeverFitsError, PagedKVError, QueueFullError
-from pagedkv.serve.answers import Json, error_json
-from pagedkv.serve.client import EngineClient, EngineDeadError, RequestTimeoutError
+from pagedkv.errors import InvalidRequestError
+from pagedkv.serve.admin import Admin
+from pagedkv.serve.answers import Json
+from pagedkv.serve.client import EngineClient, EngineDeadError
+from pagedkv.serve.error_responses import ClientGoneError, add_error_handlers
 from pagedkv.serve.generation import Body, Call
 from pagedkv.serve.guards import Keys, LimitBody
-from pagedkv.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, ResetRequest, TokenizeRequest
-
-RETRY_SECONDS = 1
+from pagedkv.serve.model_text import ModelText
+from pagedkv.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from pagedkv.serve.tenants import Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,18 @@ class ServeOptions:
         admin_key: who may reset the cache and see the pool; callers on this machine, if there is none.
         max_body_bytes: largest request body.
         served_name: what the model is called; None for its own name.
+        tenants: callers with a key, a namespace and limits of their own.
+        chat_template: Jinja text to be used instead of the model's.
+        cors_origins: web pages of these origins may call from a browser; "*" for all.
     """
 
     api_keys: Sequence[str] = field(default=(), repr=False)
     admin_key: str | None = field(default=None, repr=False)
     max_body_bytes: int = 8 * 1024**2
     served_name: str | None = None
-
-
-class _ClientGoneError(Exception):
-    """Nobody is there to be answered."""
+    tenants: Sequence[Tenant] = ()
+    chat_template: str | None = field(default=None, repr=False)
+    cors_origins: Sequence[str] = ()
 
 
 def build_app(client: EngineClient, options: ServeOptions | None = None) -> FastAPI:
@@ -55,8 +58,16 @@ def build_app(client: EngineClient, options: ServeOptions | None = None) -> Fast
     server = _Server(client, options or ServeOptions())
     app = FastAPI(title="pagedkv", version=__version__, lifespan=server.lifespan)
     app.add_middleware(LimitBody, most=server.options.max_body_bytes)
+    if server.options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(server.options.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
     server.add_routes(app)
-    _add_errors(app)
+    Admin(client, server.keys).add_routes(app)
+    add_error_handlers(app)
     app.state.server = server
     return app
 
@@ -64,8 +75,8 @@ def build_app(client: EngineClient, options: ServeOptions | None = None) -> Fast
 class _EventStream(StreamingResponse):
     """Server-sent events; whoever stops reading, or never begins to, ends the request."""
 
-    def __init__(self, events: Any, closed: Callable[[], None]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+    def __init__(self, events: Any, closed: Callable[[], None], headers: Mapping[str, str]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache", **headers})
         self._events = events
         self._closed = closed
 
@@ -83,8 +94,8 @@ class _Server:
     def __init__(self, client: EngineClient, options: ServeOptions) -> None:
         self.client = client
         self.options = options
-        self.keys = Keys(options.api_keys, options.admin_key)
-        self.tokenizer: Any = None
+        self.keys = Keys(options.api_keys, options.admin_key, options.tenants)
+        self.text: ModelText | None = None
         self.draining = False
         self.active = 0
         self.started = int(time.time())
@@ -92,14 +103,30 @@ class _Server:
     @contextlib.asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Load the model, serve, and let the engine's process end."""
-        if self.client.ready is None:
-            await self.client.start()
-        self.tokenizer = await asyncio.to_thread(_load_tokenizer, str(self.client.tokenizer_folder))
+        await self.prepare()
         try:
             yield
         finally:
             self.draining = True
             await self.client.close()
+
+    async def prepare(self) -> None:
+        """Have the engine and the tokenizer ready, unless they are.
+
+        Raises:
+            ConfigError: the engine or the chat template cannot be used.
+        """
+        if self.client.ready is None:
+            await self.client.start()
+        if self.text is None:
+            folder = self.client.tokenizer_folder
+            self.text = await asyncio.to_thread(ModelText.load, folder, self.options.chat_template)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        assert self.text is not None  # prepared before the first request
+        return self.text.tokenizer
 
     def add_routes(self, app: FastAPI) -> None:
         """All endpoints."""
@@ -113,8 +140,6 @@ class _Server:
             app.get(path, response_model=None)(self.ready)
         app.post("/tokenize")(self.tokenize)
         app.post("/detokenize")(self.detokenize)
-        app.post("/v1/cache/reset")(self.reset)
-        app.get("/v1/pool/snapshot")(self.snapshot)
 
     @property
     def model(self) -> str:
@@ -130,22 +155,24 @@ class _Server:
         return await self._generate(body, request)
 
     async def _generate(self, body: Body, request: Request) -> Response:
-        self.keys.check(request)
+        caller = self.keys.check(request)
         if self.draining:
             raise EngineDeadError("the server is shutting down")
         self._check_model(body.model)
         self.active += 1
         streaming = False
         try:
-            call = await Call.of(self.client, self.tokenizer, body, self.model)
+            assert self.text is not None
+            call = await Call.of(self.client, self.text, body, self.model, caller)
+            headers = {"x-request-id": call.form.id}  # of our own making, whatever the client sends
             if not body.stream:
-                return JSONResponse(await _unless_gone(request, call.whole()))
+                return JSONResponse(await _unless_gone(request, call.whole()), headers=headers)
             events = call.events()
             await anext(events)  # queued, or refused with a status of its own
             streaming = True
         finally:
             self.active -= not streaming
-        return _EventStream(events, self._closed)
+        return _EventStream(events, self._closed, headers)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.model:
@@ -217,19 +244,6 @@ class _Server:
             raise InvalidRequestError(f"token id {max(body.tokens)} is outside the vocabulary of {size}")
         return {"prompt": await asyncio.to_thread(self.tokenizer.decode, body.tokens)}
 
-    async def reset(self, request: Request, body: ResetRequest | None = None) -> Json:
-        """Forget cached content: all of it without a body, or what was computed under one cache_salt."""
-        self.keys.check_admin(request)
-        scope = {} if body is None else {"namespace": body.cache_salt}
-        answer: Json = await self.client.ask("reset", **scope)
-        return answer
-
-    async def snapshot(self, request: Request) -> Json:
-        """Where every page is now."""
-        self.keys.check_admin(request)
-        answer: Json = await self.client.ask("snapshot")
-        return answer
-
 
 async def _unless_gone(request: Request, work: Any) -> Json:
     """Await the work, unless the client leaves before it is done: then it is ended."""
@@ -240,7 +254,7 @@ async def _unless_gone(request: Request, work: Any) -> Json:
         if task.done():
             answer: Json = task.result()
             return answer
-        raise _ClientGoneError
+        raise ClientGoneError
     finally:
         for each in (task, gone):
             each.cancel()
@@ -250,55 +264,3 @@ async def _unless_gone(request: Request, work: Any) -> Json:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _load_tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
-
-
-def _add_errors(app: FastAPI) -> None:
-    """Every failure as JSON of OpenAI's form, without a stack trace."""
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid_body(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        message = f"{where}: {first['msg']}" if where else str(first["msg"])
-        return JSONResponse(error_json(message, "invalid_request_error", param=where or None), 400)
-
-    @app.exception_handler(StarletteHTTPException)
-    async def refused(_: Request, error: StarletteHTTPException) -> JSONResponse:
-        kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-        code = {401: "invalid_api_key", 404: "model_not_found"}.get(error.status_code)
-        return JSONResponse(error_json(str(error.detail), kind, code=code), error.status_code)
-
-    @app.exception_handler(PagedKVError)
-    async def failed(_: Request, error: PagedKVError) -> JSONResponse:
-        status, kind, code = _status(error)
-        headers = {"retry-after": str(RETRY_SECONDS)} if status in (429, 503) else None
-        return JSONResponse(error_json(str(error), kind, code=code), status, headers)
-
-    @app.exception_handler(_ClientGoneError)
-    async def gone(_: Request, __: _ClientGoneError) -> Response:
-        return Response(status_code=499)
-
-    @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(error_json(f"internal error ({type(error).__name__})", "server_error"), 500)
-
-
-def _status(error: PagedKVError) -> tuple[int, str, str | None]:
-    """HTTP status, OpenAI's type and code of one of our errors."""
-    if isinstance(error, NeverFitsError):
-        return 400, "invalid_request_error", "context_length_exceeded"
-    if isinstance(error, InvalidRequestError):
-        return 400, "invalid_request_error", None
-    if isinstance(error, QueueFullError):
-        return 429, "rate_limit_error", "queue_full"
-    if isinstance(error, RequestTimeoutError):
-        return 408, "timeout", None
-    if isinstance(error, EngineDeadError):
-        return 503, "server_error", "engine_unavailable"
-    return 500, "server_error", None

@@ -11,7 +11,7 @@ import itertools
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from pagedkv.serve.messages import (
     Command,
     Event,
     Failed,
+    Limit,
+    Namespace,
     Piece,
     Queued,
     Ready,
@@ -64,13 +66,22 @@ class EngineClient:
         argument: what the factory makes the engine of; for the default one {"path": ..., "overrides": {...}}.
         factory: "module:function".
         start_seconds: how long loading may take.
+        limits: of namespaces, kept by every process that is started.
     """
 
-    def __init__(self, argument: Mapping[str, Any], *, factory: str = FACTORY, start_seconds: float = 600.0) -> None:
+    def __init__(
+        self,
+        argument: Mapping[str, Any],
+        *,
+        factory: str = FACTORY,
+        start_seconds: float = 600.0,
+        limits: Sequence[Limit] = (),
+    ) -> None:
         self.ready: Ready | None = None
         self.restarts = 0
         self._argument = msgspec.json.encode(dict(argument)).decode()
         self._factory = factory
+        self._limits = msgspec.json.encode(list(limits)).decode()
         self._start_seconds = start_seconds
         self._folder = Path(tempfile.mkdtemp(prefix="pagedkv-"))
         self._context = zmq.asyncio.Context()
@@ -124,7 +135,7 @@ class EngineClient:
         prompt: list[int],
         params: Mapping[str, Any],
         *,
-        namespace: str | None = None,
+        namespace: Namespace = None,
         priority: int = 0,
         seconds: float | None = None,
     ) -> AsyncIterator[Queued | Piece]:
@@ -176,6 +187,16 @@ class EngineClient:
         finally:
             self._answers.pop(number, None)
 
+    async def resize(self, num_pages: int) -> int:
+        """Give the pool another number of pages, and return how many it has then: see `Engine.resize`.
+
+        A process that is started after this one has the configured number again.
+        """
+        found = int((await self.ask("resize", num_pages=num_pages))["num_pages"])
+        if self.ready is not None:
+            self.ready = msgspec.structs.replace(self.ready, num_pages=found)
+        return found
+
     async def _spawn(self) -> Ready:
         """Start a process on a socket of its own, so that nothing of an earlier one is mistaken for its."""
         if self._socket is not None:
@@ -186,7 +207,7 @@ class EngineClient:
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.bind(address)
         command = [sys.executable, "-m", "pagedkv.serve.worker", address, str(self.tokenizer_folder)]
-        self._process = await asyncio.create_subprocess_exec(*command, self._factory, self._argument)
+        self._process = await asyncio.create_subprocess_exec(*command, self._factory, self._argument, self._limits)
         first: asyncio.Future[bytes] = asyncio.ensure_future(socket.recv())
         gone = asyncio.create_task(self._process.wait())
         both: set[asyncio.Future[Any]] = {first, gone}

@@ -16,9 +16,11 @@ from pagedkv.engine.chat import chat_tokens
 from pagedkv.errors import InvalidRequestError, NeverFitsError, PagedKVError
 from pagedkv.serve.answers import Choice, Format, Json, Usage
 from pagedkv.serve.client import EngineClient, EngineDeadError
-from pagedkv.serve.messages import Piece
+from pagedkv.serve.messages import Namespace, Piece
+from pagedkv.serve.model_text import ModelText
 from pagedkv.serve.schemas import ChatRequest, ChosenTool, CompletionRequest, ToolDefinition
-from pagedkv.serve.tools import CallReader, Tool, ToolFormat, tool_format, tool_grammar
+from pagedkv.serve.tenants import Caller
+from pagedkv.serve.tools import CallReader, Tool, ToolFormat, tool_grammar
 
 Body = ChatRequest | CompletionRequest
 
@@ -30,9 +32,17 @@ class Call:
     """
 
     def __init__(
-        self, client: EngineClient, body: Body, prompts: list[list[int]], form: Format, max_tokens: int
+        self,
+        client: EngineClient,
+        text: ModelText,
+        body: Body,
+        prompts: list[list[int]],
+        form: Format,
+        max_tokens: int,
+        namespace: Namespace,
     ) -> None:
         self.client = client
+        self.namespace = namespace
         self.body = body
         self.prompts = prompts
         self.form = form
@@ -41,12 +51,12 @@ class Call:
         self._params = body.sampling(max_tokens, logprobs)
         self._tools: ToolFormat | None = None
         if isinstance(body, ChatRequest) and (offered := body.offered()):
-            self._tools, grammar = _calling(form.tokenizer, body, offered)
+            self._tools, grammar = _calling(text, body, offered)
             # The marks of a call may be special tokens, and it is read out of the text.
             self._params |= {"grammar": grammar, "skip_special_tokens": False}
 
     @classmethod
-    async def of(cls, client: EngineClient, tokenizer: Any, body: Body, model: str) -> Call:
+    async def of(cls, client: EngineClient, text: ModelText, body: Body, model: str, caller: Caller) -> Call:
         """Turn the body's texts into tokens.
 
         Raises:
@@ -56,22 +66,26 @@ class Call:
         if client.ready is None:
             raise EngineDeadError("the engine is being restarted")
         longest = client.ready.max_seq_len
+        namespace = caller.namespace(body.cache_salt)
         name = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
         if isinstance(body, ChatRequest):
             turns = [message.turn() for message in body.messages]
+            text.check_fits((str(turn.get("content") or "") for turn in turns), longest)
             tools = [tool.model_dump(exclude_none=True) for tool in body.offered()]
-            prompts = [await asyncio.to_thread(chat_tokens, tokenizer, turns, tools)]
-            form = Format(name, model, True, tokenizer, body.logprobs)
+            prompts = [await asyncio.to_thread(chat_tokens, text.tokenizer, turns, tools)]
+            form = Format(name, model, True, text.tokenizer, body.logprobs)
             asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
             rest = longest - len(prompts[0])
             if asked is None and rest < 1:
                 raise NeverFitsError(f"{len(prompts[0])} prompt tokens leave no room for an answer in {longest}")
             max_tokens = asked if asked is not None else rest
         else:
-            prompts = [await asyncio.to_thread(_tokens, tokenizer, prompt) for prompt in body.prompts()]
-            form = Format(name, model, False, tokenizer, body.logprobs is not None)
+            for prompt in body.prompts():
+                text.check_fits([prompt] if isinstance(prompt, str) else [], longest)
+            prompts = [await asyncio.to_thread(_tokens, text.tokenizer, prompt) for prompt in body.prompts()]
+            form = Format(name, model, False, text.tokenizer, body.logprobs is not None)
             max_tokens = body.max_tokens
-        return cls(client, body, prompts, form, max_tokens)
+        return cls(client, text, body, prompts, form, max_tokens, namespace)
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(choice, piece) of all prompts as they come, after one (-1, ...) once all are queued."""
@@ -91,7 +105,7 @@ class Call:
             f"{self.form.id}-{number}",
             prompt,
             self._params,
-            namespace=self.body.cache_salt,
+            namespace=self.namespace,
             priority=self.body.priority,
             seconds=self.body.timeout,
         )
@@ -150,19 +164,17 @@ class Call:
         return ""
 
 
-def _calling(tokenizer: Any, body: ChatRequest, offered: Sequence[ToolDefinition]) -> tuple[ToolFormat, str]:
+def _calling(text: ModelText, body: ChatRequest, offered: Sequence[ToolDefinition]) -> tuple[ToolFormat, str]:
     """How the model calls tools, and the grammar for those offered.
 
     Raises:
         InvalidRequestError: its chat template has no place for tools.
     """
-    form = tool_format(tokenizer.get_chat_template(None, [{}]))
-    if form is None:
+    if text.tools is None:
         raise InvalidRequestError("tools are not served: the model's chat template has no place for them")
     tools = [Tool(tool.function.name, tool.function.parameters) for tool in offered]
     several = body.parallel_tool_calls and not isinstance(body.tool_choice, ChosenTool)
-    marks = tokenizer.get_added_vocab()
-    return form, tool_grammar(form, tools, marks, required=body.must_call, several=several)
+    return text.tools, tool_grammar(text.tools, tools, text.added_tokens, required=body.must_call, several=several)
 
 
 def _event(value: Json) -> bytes:

@@ -9,7 +9,9 @@ from typing import Any
 
 from fastapi import HTTPException, Request
 
+from pagedkv.errors import ConfigError
 from pagedkv.serve.answers import error_json
+from pagedkv.serve.tenants import Caller, Tenant
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -56,20 +58,32 @@ class Keys:
     """API keys. Compared in constant time, and never shown.
 
     Args:
-        keys: who may ask for completions; nobody needs one if there is none.
+        keys: who may ask for completions; nobody needs one if there is none, and no tenant.
         admin_key: who may administer; without it only callers from this machine may.
+        tenants: who may ask, too, each with a key of its own.
+
+    Raises:
+        ConfigError: two callers have the same key.
     """
 
-    def __init__(self, keys: Sequence[str] = (), admin_key: str | None = None) -> None:
-        self._keys = [key.encode() for key in keys]
+    def __init__(self, keys: Sequence[str] = (), admin_key: str | None = None, tenants: Sequence[Tenant] = ()) -> None:
+        callers = [(key.encode(), Caller()) for key in dict.fromkeys(keys)]
+        callers += [(tenant.api_key.encode(), Caller(tenant)) for tenant in tenants]
+        self._callers = dict(callers)
+        if len(self._callers) < len(callers):
+            raise ConfigError("two callers have the same API key; every tenant needs one of its own")
         self._admin = None if admin_key is None else admin_key.encode()
 
-    def check(self, request: Request) -> None:
-        """Raise 401 unless the caller has a key, where one is needed."""
+    def check(self, request: Request) -> Caller:
+        """Who calls; 401 unless the caller has a key, where one is needed."""
+        if not self._callers:
+            return Caller()
         given = _bearer(request)
         # All keys are compared, whichever fits, so that the time says nothing.
-        if self._keys and sum(hmac.compare_digest(given, key) for key in self._keys) == 0:
+        found = [caller for key, caller in self._callers.items() if hmac.compare_digest(given, key)]
+        if not found:
             raise HTTPException(401, "this server needs an API key: Authorization: Bearer KEY")
+        return found[0]
 
     def check_admin(self, request: Request) -> None:
         """Raise 403 unless the caller may administer."""
@@ -78,6 +92,14 @@ class Keys:
                 raise HTTPException(403, "this needs the admin key: Authorization: Bearer KEY")
         elif request.client is None or request.client.host not in _LOOPBACK:
             raise HTTPException(403, "without an admin key, only callers on this machine may do this")
+        elif request.url.hostname not in _LOOPBACK or _of_another_page(request):
+            raise HTTPException(403, "without an admin key, no web page but the server's own may do this")
+
+
+def _of_another_page(request: Request) -> bool:
+    """Whether a browser on this machine asks on behalf of somebody else's page."""
+    origin = request.headers.get("origin")
+    return origin is not None and origin != f"{request.url.scheme}://{request.url.netloc}"
 
 
 def _bearer(request: Request) -> bytes:

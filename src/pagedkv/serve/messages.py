@@ -6,6 +6,17 @@ from typing import Any
 
 import msgspec
 
+Namespace = str | tuple[str, str | None] | None
+"""Where pages are shared: a cache_salt, or a tenant and the salt within it."""
+
+
+class Limit(msgspec.Struct):
+    """Pages that a namespace is sure of, and pages that it may use at most."""
+
+    namespace: Namespace
+    floor: int = 0
+    ceiling: int | None = None
+
 
 class Add(msgspec.Struct, tag=True):
     """Queue a prompt. `params` are the fields of SamplingParams."""
@@ -13,7 +24,7 @@ class Add(msgspec.Struct, tag=True):
     id: str
     prompt: list[int]
     params: dict[str, Any]
-    namespace: str | None = None
+    namespace: Namespace = None
     priority: int = 0
 
 
@@ -101,6 +112,7 @@ class Answer(msgspec.Struct, tag=True):
 Command = Add | Abort | Ask | Stop
 Event = Ready | Failed | Queued | Piece | Refused | Answer
 
+decode_limits = msgspec.json.Decoder(list[Limit]).decode
 encode = msgspec.msgpack.Encoder().encode
 decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
 decode_events = msgspec.msgpack.Decoder(list[Event]).decode

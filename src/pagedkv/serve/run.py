@@ -25,7 +25,8 @@ def run(console: Console, argument: Mapping[str, Any], options: ServeOptions, ho
     Args:
         argument: {"path", "overrides"} of the engine's settings.
     """
-    _run_loop(_run(console, EngineClient(argument), options, host, port))
+    limits = [tenant.limit for tenant in options.tenants if tenant.limit is not None]
+    _run_loop(_run(console, EngineClient(argument, limits=limits), options, host, port))
 
 
 def _run_loop(work: Coroutine[Any, Any, None]) -> None:
@@ -39,14 +40,15 @@ def _run_loop(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _run(console: Console, client: EngineClient, options: ServeOptions, host: str, port: int) -> None:
+    app = build_app(client, options)
     try:
-        ready = await client.start()
+        await app.state.server.prepare()
     except BaseException:
         await client.close()
         raise
-    console.print(start_table(ready, options))
+    assert client.ready is not None
+    console.print(start_table(client.ready, options))
     console.print(f"listening on http://{host}:{port}", highlight=False)
-    app = build_app(client, options)
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=1)
     await DrainingServer(config, app.state.server).serve()
 
@@ -92,7 +94,11 @@ def start_table(ready: Ready, options: ServeOptions) -> Table:
     lengths = [length for length in (512, 2048, 8192) if length < ready.max_seq_len] + [ready.max_seq_len]
     fitting = [f"{requests_in_pages(ready.num_pages, length, ready.page_size)} of {length:,}" for length in lengths]
     table.add_row("requests at once, by tokens each", ", ".join(fitting))
-    table.add_row("API keys", f"{len(options.api_keys)}" if options.api_keys else "none: everybody may ask")
+    keys = len(options.api_keys) + len(options.tenants)
+    table.add_row("API keys", f"{keys}" if keys else "none: everybody may ask")
+    for tenant in options.tenants:
+        ceiling = "any number" if tenant.ceiling is None else f"{tenant.ceiling:,}"
+        table.add_row(f"tenant {tenant.name}", f"sure of {tenant.floor:,} pages, at most {ceiling}")
     for key, value, place in ready.settings:
         if place != "default":
             table.add_row(key, f"{value}  ({place})")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pagedkv.engine.params import MAX_LOGPROBS, MAX_N
 from pagedkv.errors import InvalidRequestError
+from pagedkv.serve.messages import Namespace
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 256
@@ -283,9 +284,21 @@ class DetokenizeRequest(_Body):
 
 
 class ResetRequest(_Body):
-    """POST /v1/cache/reset: all of the cache, or what was computed under one cache_salt (null is one)."""
+    """POST /v1/cache/reset: what was computed under one cache_salt (null is one), of one tenant if there are some."""
 
     cache_salt: str | None = None
+    tenant: str | None = None
+
+    @property
+    def namespace(self) -> Namespace:
+        """Where that is shared."""
+        return self.cache_salt if self.tenant is None else (self.tenant, self.cache_salt)
+
+
+class ResizeRequest(_Body):
+    """POST /v1/pool/resize."""
+
+    num_pages: Annotated[int, Field(ge=1, lt=2**31)]
 
 
 def _bias(bias: dict[str, float] | None) -> dict[int, float] | None:

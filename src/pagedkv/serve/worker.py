@@ -36,6 +36,7 @@ from pagedkv.serve.messages import (
     Refused,
     Stop,
     decode_commands,
+    decode_limits,
     encode,
 )
 
@@ -153,8 +154,9 @@ def _audit(engine: Engine) -> list[str]:
     return audit(engine.manager) if isinstance(engine.manager, KVCacheManager) else []
 
 
-def _reset(engine: Engine, **scope: str | None) -> dict[str, int]:
-    result = engine.paged.reset(namespace=scope.get("namespace", EVERY_NAMESPACE))
+def _reset(engine: Engine, **scope: Any) -> dict[str, int]:
+    namespace = scope.get("namespace", EVERY_NAMESPACE)
+    result = engine.paged.reset(namespace=tuple(namespace) if isinstance(namespace, list) else namespace)
     return {"dropped": result.dropped, "held": result.held}
 
 
@@ -162,7 +164,17 @@ def _snapshot(engine: Engine) -> dict[str, Any]:
     return {name: array.tolist() for name, array in engine.paged.snapshot().items() if name != "page_tokens"}
 
 
-VERBS: dict[str, Callable[..., Any]] = {"stats": _stats, "audit": _audit, "reset": _reset, "snapshot": _snapshot}
+def _resize(engine: Engine, num_pages: int) -> dict[str, int]:
+    return {"num_pages": engine.resize(num_pages)}
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "stats": _stats,
+    "audit": _audit,
+    "reset": _reset,
+    "resize": _resize,
+    "snapshot": _snapshot,
+}
 
 
 def ready(engine: Engine) -> Ready:
@@ -179,13 +191,14 @@ def ready(engine: Engine) -> Ready:
     )
 
 
-def main(address: str, folder: str, factory: str, argument: str) -> None:
+def main(address: str, folder: str, factory: str, argument: str, limits: str) -> None:
     """Load the engine, say that it is ready, and serve.
 
     Args:
         address: of the HTTP process's socket.
         folder: where the tokenizer is put for it.
         factory: "module:function" that makes the engine of `argument`, a JSON text.
+        limits: a JSON list of `Limit`.
     """
     limit_spinning(os.environ)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
@@ -196,6 +209,8 @@ def main(address: str, folder: str, factory: str, argument: str) -> None:
         engine = getattr(importlib.import_module(module), name)(msgspec.json.decode(argument))
         engine.model.tokenizer.save_pretrained(folder)
         engine.warm_up()
+        for limit in decode_limits(limits):
+            engine.set_limits(limit.namespace, floor=limit.floor, ceiling=limit.ceiling)
     except PagedKVError as error:
         socket.send(encode([Failed(str(error))]))
         raise SystemExit(1) from None
