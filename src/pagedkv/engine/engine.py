@@ -97,8 +97,8 @@ class Engine:
             priority: under the PRIORITY policy, smaller goes first; under others it must be 0.
 
         Raises:
-            InvalidRequestError: empty prompt, token ids (logit_bias too) outside the vocabulary, a priority that nobody heeds, or the id
-                of a request that is live.
+            InvalidRequestError: empty prompt, token ids (logit_bias has some too) outside the vocabulary, a
+                priority that nobody heeds, or the id of a request that is live.
             NeverFitsError: prompt and max_tokens could not fit even if the engine were empty.
             QueueFullError: max_queue_size requests are waiting.
         """
