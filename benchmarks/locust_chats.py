@@ -35,6 +35,7 @@ class Chat(HttpUser):
         number = random.randrange(10**9)
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Tell me about {number}."}]
         body = {"messages": messages, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+        body["stream_options"] = {"include_usage": True}
         leaves = random.random() < HANG_UP
         patience = random.randrange(TOKENS) if leaves else TOKENS + 10
         try:
@@ -55,7 +56,7 @@ class Chat(HttpUser):
             if answer.status_code != 200:
                 found["broken"].append(f"{answer.status_code}: {answer.text[:200]}")
                 return
-            chunks, last = 0, None
+            chunks, tokens, last = 0, 0, None
             for line in answer.iter_lines():
                 if line == b"data: [DONE]":
                     break
@@ -64,17 +65,20 @@ class Chat(HttpUser):
                 if b'"error"' in line[:20]:
                     found["broken"].append(line.decode()[:200])
                     return
+                if b'"choices":[]' in line:
+                    tokens = json.loads(line.removeprefix(b"data: "))["usage"]["completion_tokens"]
+                    continue
                 now = time.monotonic()
                 found["stall"] = max(found["stall"], now - last) if last is not None else found["stall"]
                 chunks, last = chunks + 1, now
                 if chunks > patience:
                     found["left"] += 1
                     return
-            if chunks == TOKENS:
+            if tokens == TOKENS:
                 found["complete"] += 1
             else:
-                found["broken"].append(f"a stream of {chunks} chunks, not {TOKENS}")
-            found["tokens"] += chunks
+                found["broken"].append(f"a stream of {tokens} tokens, not {TOKENS}")
+            found["tokens"] += tokens
 
 
 @events.quitting.add_listener
