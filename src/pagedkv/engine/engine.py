@@ -22,6 +22,7 @@ from pagedkv.engine.calls import LiveAnswer, LiveCall
 from pagedkv.engine.detokenize import Detokenizer
 from pagedkv.engine.grammar import Grammars, GrammarState
 from pagedkv.engine.logprobs import TokenLogprobs, token_logprobs
+from pagedkv.engine.observer import Guard
 from pagedkv.engine.outputs import CompletionOutput, EngineStats, RequestOutput, StepOutput
 from pagedkv.engine.params import SamplingParams
 from pagedkv.engine.request import FinishReason, Request
@@ -63,6 +64,7 @@ class Engine:
         self.runner = ModelRunner(model, self.store)
         self._detokenizer = Detokenizer(model.tokenizer)
         self._grammars = Grammars(model.tokenizer, model.spec.vocab_size)
+        self.watch = Guard()
         self._calls: dict[str, LiveCall] = {}
         self._live: dict[Request, LiveAnswer] = {}
         self._unnamed = 0
@@ -120,6 +122,7 @@ class Engine:
             self.scheduler.finish(request, FinishReason.ABORT)
             raise
         self._calls[name] = call
+        self.watch.tell("queued", request)
         return name
 
     def _add_answer(self, call: LiveCall, index: int, request: Request) -> LiveAnswer:
@@ -161,6 +164,7 @@ class Engine:
         If it fails as a whole, or is interrupted, the requests of this step end with an error; others go on.
         """
         step = self.scheduler.schedule()
+        self.watch.tell("scheduled", step)
         if not step.requests:
             return []
         self._steps += 1
@@ -176,6 +180,7 @@ class Engine:
         except BaseException as interrupt:
             self._fail_all(step, interrupt)
             raise
+        self.watch.tell("stepped", step)
         return outputs
 
     def warm_up(self) -> None:
@@ -264,10 +269,12 @@ class Engine:
         """The other answers of a call whose prompt has been computed; those that can share its pages right now."""
         request, call = live.request, live.call
         twins = [
-            Request(request.id, request.prompt, call.params, request.namespace, request.priority)
-            for _ in range(1, call.params.n)
+            Request(request.id, request.prompt, call.params, request.namespace, request.priority, index=index)
+            for index in range(1, call.params.n)
         ]
         begun = {twin: self._add_answer(call, index, twin) for index, twin in enumerate(twins, 1)}
+        for twin in twins:
+            self.watch.tell("queued", twin)
         return [begun[twin] for twin in self.scheduler.branch(request, twins)]
 
     def _logprobs(
@@ -332,6 +339,7 @@ class Engine:
         """The one way out: the answer's pages are released. Returns it, and the whole call if it was the last one."""
         request, call = live.request, live.call
         self.scheduler.finish(request, reason)
+        self.watch.tell("ended", request)
         del self._live[request], call.live[live.index]
         logprobs = None if call.params.logprobs is None else live.logprobs
         output = CompletionOutput(

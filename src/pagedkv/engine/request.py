@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.budget import kv_tokens
-from pagedkv.cache import Sequence
+from pagedkv.cache import Sequence, Wait
 from pagedkv.engine.params import SamplingParams
 
 
@@ -59,6 +59,8 @@ class Request:
         preemptions: how often it has lost its pages.
         reserved: whether all its pages were set aside when it was admitted, so that it is never preempted.
         last_step: number of the last step that computed tokens of it.
+        wait: while it waits, why it was not admitted when it was last considered; None if it was not its turn yet.
+        index: which of the answers to its prompt it is.
     """
 
     id: str
@@ -78,6 +80,13 @@ class Request:
     preemptions: int = 0
     reserved: bool = False
     last_step: int = 0
+    wait: Wait | None = None
+    index: int = 0
+
+    @property
+    def waits_on(self) -> str:
+        """What a waiting request waits for: "pages", "rows", "prefix", "ceiling", or its "turn"."""
+        return "turn" if self.wait is None else self.wait.on
 
     @property
     def row(self) -> int:

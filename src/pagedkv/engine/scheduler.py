@@ -39,6 +39,8 @@ class Scheduler:
         self.preemptions = 0
         self.prompt_tokens = 0  # of requests at their first admission
         self.cached_tokens = 0  # of these, found in the cache
+        self.preempted_tokens = 0  # computed, and lost to preemptions
+        self.recovered_tokens = 0  # of these, found in the cache when the request came back
         self._arrivals = 0
 
     @property
@@ -230,6 +232,7 @@ class Scheduler:
         """Take a request's pages; it waits again and will compute them anew, save what is still cached then."""
         self._stop_running(request)
         request.status = Status.WAITING
+        self.preempted_tokens += request.computed
         request.computed = 0
         request.preemptions += 1
         self.preemptions += 1
@@ -272,6 +275,7 @@ class Scheduler:
             if blocked and not sure:
                 continue
             outcome = self._try_admit(request, 0 if sure or not self.running else self._headroom)
+            request.wait = outcome if isinstance(outcome, Wait) else None
             if isinstance(outcome, Wait) and outcome.on in ("prefix", "ceiling"):
                 held += 1
                 continue
@@ -330,6 +334,8 @@ class Scheduler:
             request.cached_tokens = admitted.cached_tokens
             self.prompt_tokens += request.prompt.size
             self.cached_tokens += admitted.cached_tokens
+        elif request.preemptions:
+            self.recovered_tokens += admitted.cached_tokens
 
     def _chunk(self, request: Request, budget: int) -> int:
         """Tokens of its next chunk. All chunks but the last end with a page, unless that would make one empty."""

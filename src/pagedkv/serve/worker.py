@@ -9,18 +9,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
-from pagedkv.cache import EVERY_NAMESPACE, KVCacheManager, audit
 from pagedkv.engine.engine import Engine
 from pagedkv.engine.outputs import StepOutput
 from pagedkv.engine.params import SamplingParams
 from pagedkv.errors import InvalidRequestError, NeverFitsError, PagedKVError, QueueFullError
+from pagedkv.monitor.monitor import Monitor
 from pagedkv.openmp import limit_spinning
 from pagedkv.serve.messages import (
     Abort,
@@ -39,6 +38,7 @@ from pagedkv.serve.messages import (
     decode_limits,
     encode,
 )
+from pagedkv.serve.verbs import Verbs
 
 IDLE_SECONDS = 1.0
 """How often an idle process looks whether its parent still lives."""
@@ -57,6 +57,8 @@ class Worker:
         self.socket = socket
         self.events: list[Event] = []
         self.stopped = False
+        self.monitor = engine.watch.observer = Monitor(engine)
+        self.verbs = Verbs(self.monitor)
 
     def run(self) -> None:
         """Serve until told to stop, or until nobody is there any more."""
@@ -114,9 +116,7 @@ class Worker:
     def answer(self, ask: Ask) -> None:
         """Answer a question, or say why not."""
         try:
-            if ask.verb not in VERBS:
-                raise InvalidRequestError(f"no verb {ask.verb!r}; there is {', '.join(VERBS)}")
-            self.events.append(Answer(ask.number, VERBS[ask.verb](self.engine, **ask.args)))
+            self.events.append(Answer(ask.number, self.verbs.carry_out(ask.verb, ask.args)))
         except Exception as error:
             self.events.append(Answer(ask.number, str(error), error=True))
 
@@ -141,40 +141,6 @@ def _piece(output: StepOutput) -> Piece:
         result.error if result is not None else None,
         [(found.token_id, found.logprob, list(found.top)) for found in output.logprobs],
     )
-
-
-def _stats(engine: Engine) -> dict[str, Any]:
-    stats = engine.stats()
-    fields = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name != "usage"}
-    usage = {name: getattr(stats.usage, name) for name in stats.usage.__dataclass_fields__}
-    return {**fields, "usage": usage}
-
-
-def _audit(engine: Engine) -> list[str]:
-    return audit(engine.manager) if isinstance(engine.manager, KVCacheManager) else []
-
-
-def _reset(engine: Engine, **scope: Any) -> dict[str, int]:
-    namespace = scope.get("namespace", EVERY_NAMESPACE)
-    result = engine.paged.reset(namespace=tuple(namespace) if isinstance(namespace, list) else namespace)
-    return {"dropped": result.dropped, "held": result.held}
-
-
-def _snapshot(engine: Engine) -> dict[str, Any]:
-    return {name: array.tolist() for name, array in engine.paged.snapshot().items() if name != "page_tokens"}
-
-
-def _resize(engine: Engine, num_pages: int) -> dict[str, int]:
-    return {"num_pages": engine.resize(num_pages)}
-
-
-VERBS: dict[str, Callable[..., Any]] = {
-    "stats": _stats,
-    "audit": _audit,
-    "reset": _reset,
-    "resize": _resize,
-    "snapshot": _snapshot,
-}
 
 
 def ready(engine: Engine) -> Ready:
