@@ -184,10 +184,12 @@ class Engine:
         return outputs
 
     def warm_up(self) -> None:
-        """Run a tiny request, so that kernels are compiled before the first real one comes."""
+        """Run a tiny request, so that kernels are compiled before the first real one comes. It is counted nowhere."""
         name = self.add_request([0], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
         while name in self._calls:
             self.step()
+        self._steps = self._peak_running = self._computed = self._generated = 0
+        self.scheduler.forget_counts()
 
     def set_limits(self, namespace: Hashable, *, floor: int = 0, ceiling: int | None = None) -> None:
         """How many pages a namespace is sure of, and how many it may use at most: `KVCacheManager.set_limits`.

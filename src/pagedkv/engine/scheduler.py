@@ -36,12 +36,16 @@ class Scheduler:
         self.waiting = WaitingQueue(self._by_priority)
         self.running: list[Request] = []
         self.steps = 0
+        self._arrivals = 0
+        self.forget_counts()
+
+    def forget_counts(self) -> None:
+        """Count from nothing."""
         self.preemptions = 0
         self.prompt_tokens = 0  # of requests at their first admission
         self.cached_tokens = 0  # of these, found in the cache
         self.preempted_tokens = 0  # computed, and lost to preemptions
         self.recovered_tokens = 0  # of these, found in the cache when the request came back
-        self._arrivals = 0
 
     @property
     def _headroom(self) -> int:

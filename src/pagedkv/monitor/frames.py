@@ -80,9 +80,12 @@ class Frames:
     def step_over(self, now: float) -> None:
         """See `Listener`."""
 
-    def take(self, *, full: bool = False) -> Frame:
-        """What has changed since the last frame; everything, if that is asked for or necessary."""
-        now = self.monitor.refresh()
+    def take(self, now: float, *, full: bool = False) -> Frame:
+        """What has changed since the last frame; everything, if that is asked for or necessary.
+
+        Args:
+            now: when the monitor was refreshed last.
+        """
         if full or self._full:
             self._restart()
         manager = self._manager

@@ -11,6 +11,7 @@ Belongs to the engine's thread.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -98,8 +99,7 @@ class Monitor:
         now = self.clock()
         self.timings.tokens(step.requests, now)
         self._drain(now)
-        for listener in self.listeners:
-            listener.step_over(now)
+        self._notify("step_over", now)
 
     def ended(self, request: Request) -> None:
         """See `Observer`."""
@@ -114,8 +114,7 @@ class Monitor:
         now = self.clock()
         self.engine.paged.index_filled()
         if self._drain(now):
-            for listener in self.listeners:
-                listener.step_over(now)
+            self._notify("step_over", now)
         return now
 
     def figures(self) -> Figures:
@@ -129,8 +128,7 @@ class Monitor:
         evicted = news.page[news.kind == EventKind.EVICTED]
         if evicted.size and not news.resized:
             self.misses.evicted(evicted, now)
-        for listener in self.listeners:
-            listener.pages(news, now)
+        self._notify("pages", news, now)
         return True
 
     def _follow_waiting(self, now: float) -> None:
@@ -144,5 +142,19 @@ class Monitor:
                 )
 
     def _tell(self, request: Request, what: str, now: float, **details: Any) -> None:
-        for listener in self.listeners:
-            listener.happened(request, what, now, **details)
+        self._notify("happened", request, what, now, **details)
+
+    def _notify(self, method: str, *about: Any, **details: Any) -> None:
+        """Tell all listeners. One that fails is reported and told nothing more; the others, and the engine, go on."""
+        for listener in list(self.listeners):
+            if not _tells(listener, method, *about, **details):
+                self.listeners.remove(listener)
+
+
+def _tells(listener: Listener, method: str, *about: Any, **details: Any) -> bool:
+    try:
+        getattr(listener, method)(*about, **details)
+    except Exception as error:
+        print(f"{type(listener).__name__} has ended: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return False
+    return True

@@ -24,8 +24,9 @@ from pagedkv.serve.answers import Json
 from pagedkv.serve.client import EngineClient, EngineDeadError
 from pagedkv.serve.error_responses import ClientGoneError, add_error_handlers
 from pagedkv.serve.generation import Body, Call
-from pagedkv.serve.guards import Keys, LimitBody
+from pagedkv.serve.guards import CountAnswers, Keys, LimitBody
 from pagedkv.serve.model_text import ModelText
+from pagedkv.serve.monitoring import Monitoring
 from pagedkv.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from pagedkv.serve.tenants import Tenant
 
@@ -67,6 +68,8 @@ def build_app(client: EngineClient, options: ServeOptions | None = None) -> Fast
         )
     server.add_routes(app)
     Admin(client, server.keys).add_routes(app)
+    server.monitoring.add_routes(app)
+    app.add_middleware(CountAnswers, count=lambda status: server.monitoring.responses.labels(status).inc())
     add_error_handlers(app)
     app.state.server = server
     return app
@@ -96,6 +99,7 @@ class _Server:
         self.options = options
         self.keys = Keys(options.api_keys, options.admin_key, options.tenants)
         self.text: ModelText | None = None
+        self.monitoring = Monitoring(client, self.keys, lambda: self.tokenizer, lambda: self.active)
         self.draining = False
         self.active = 0
         self.started = int(time.time())
@@ -104,10 +108,12 @@ class _Server:
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Load the model, serve, and let the engine's process end."""
         await self.prepare()
+        self.monitoring.watch.start()
         try:
             yield
         finally:
             self.draining = True
+            await self.monitoring.watch.stop()
             await self.client.close()
 
     async def prepare(self) -> None:

@@ -54,6 +54,26 @@ class LimitBody:
         await send({"type": "http.response.body", "body": body})
 
 
+class CountAnswers:
+    """ASGI middleware that says with which status each request was answered."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], count: Callable[[str], None]) -> None:
+        self.app = app
+        self.count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def counted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self.count(str(message["status"]))
+            await send(message)
+
+        await self.app(scope, receive, counted)
+
+
 class Keys:
     """API keys. Compared in constant time, and never shown.
 
@@ -84,6 +104,11 @@ class Keys:
         if not found:
             raise HTTPException(401, "this server needs an API key: Authorization: Bearer KEY")
         return found[0]
+
+    def check_metrics(self, request: Request) -> None:
+        """Raise 403 unless the caller may see figures: everybody, if there is no admin key."""
+        if self._admin is not None:
+            self.check_admin(request)
 
     def check_admin(self, request: Request) -> None:
         """Raise 403 unless the caller may administer."""

@@ -72,7 +72,7 @@ class Verbs:
         if self._frames is None:
             self._frames = Frames(self._monitor, every_token=True)
             self._monitor.listeners.append(self._frames)
-        return self._frames.take(full=full)
+        return self._frames.take(self._monitor.refresh(), full=full)
 
     def figures(self) -> dict[str, Any]:
         """The figures of this moment, and counters whose differences are rates."""
