@@ -156,6 +156,15 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web pages of this origin may call; may be given several times.")
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write what happens to pages and requests to this file, for `pagedkv replay`.")
+    ] = None,
+    kv_events_config: Annotated[
+        str | None, typer.Option(help='Publish KV events: \'{"endpoint": "tcp://*:5557"}\', as vLLM takes it.')
+    ] = None,
+    log_requests: Annotated[
+        bool, typer.Option("--log-requests", help="A line of JSON on stderr for each answer that has ended.")
+    ] = False,
     config: ConfigFile = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients know it."""
@@ -175,7 +184,7 @@ def serve(
 
         EngineConfig.load(config, flags, os.environ)  # what is wrong with the settings shows before a process starts
         from pagedkv.serve.app import ServeOptions
-        from pagedkv.serve.run import run
+        from pagedkv.serve.run import events_settings, run
         from pagedkv.serve.tenants import read_tenants
 
         given = {key: value for key, value in flags.items() if value is not None}
@@ -187,8 +196,55 @@ def serve(
             tenants=() if tenants is None else read_tenants(tenants),
             chat_template=None if chat_template is None else read_text(chat_template),
             cors_origins=cors_origin or (),
+            record=record,
+            kv_events=None if kv_events_config is None else events_settings(kv_events_config),
+            log_requests=log_requests,
         )
         run(Console(), argument, options, host, port)
+
+
+RecordFile = Annotated[Path, typer.Argument(help="A file that `pagedkv serve --record` has written.")]
+
+
+@app.command()
+def top(
+    url: Annotated[str, typer.Argument(help="Of a running server.")] = "http://127.0.0.1:8000",
+    admin_key: Annotated[str | None, typer.Option(envvar="PAGEDKV_ADMIN_KEY", help="If the server wants one.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once, and end.")] = False,
+) -> None:
+    """Watch a running server in the terminal: its pages, requests and rates."""
+    with _errors_as_sentences():
+        from pagedkv.serve.top import run
+
+        run(Console(), url, admin_key, once)
+
+
+@app.command()
+def replay(
+    file: RecordFile,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8001,
+) -> None:
+    """Play a record in the page map, with pause, step, speed and a slider of time."""
+    with _errors_as_sentences():
+        from pagedkv.monitor.record import Record
+        from pagedkv.serve.run import run_replay
+
+        run_replay(Console(), Record(file), host, port)
+
+
+@app.command()
+def explain(
+    file: RecordFile,
+    request: Annotated[str, typer.Option(help="Its id, or the beginning of it.")],
+) -> None:
+    """Say why a request of a record waited, was preempted, or missed the cache."""
+    with _errors_as_sentences():
+        from pagedkv.monitor.explain import explain as sentences
+        from pagedkv.monitor.record import Record
+
+        for line in sentences(Record(file), request):
+            print(line)
 
 
 def main() -> None:

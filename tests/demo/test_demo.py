@@ -11,7 +11,7 @@ from rich.console import Console
 from pagedkv.cache import ContiguousManager, KVCacheManager
 from pagedkv.config import EngineConfig
 from pagedkv.demo.demo import run_demo
-from pagedkv.demo.poolmap import CACHED, EMPTY, FREE, SHARED, USED, draw, legend, page_states
+from pagedkv.monitor.poolmap import CACHED, EMPTY, FREE, SHARED, USED, draw, legend, page_states
 
 
 def test_the_state_of_every_page_of_a_paged_pool() -> None:

@@ -45,8 +45,8 @@ class Served:
     """A server that listens on a free port of this machine."""
 
     def __init__(self, options: ServeOptions | None = None, **argument: Any) -> None:
-        limits = [tenant.limit for tenant in (options.tenants if options else ()) if tenant.limit is not None]
-        self.client = EngineClient(argument, factory="serve_support:fake_engine", limits=limits)
+        duties = (options or ServeOptions()).duties()
+        self.client = EngineClient(argument, factory="serve_support:fake_engine", duties=duties)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]

@@ -88,8 +88,8 @@ def test_floors_beyond_the_pool_are_said_before_serving() -> None:
     from pagedkv.serve.client import EngineClient
 
     async def start() -> None:
-        limits = [limit for limit in (ACME.limit,) if limit is not None]
-        client = EngineClient({"pages": 4, "max_seq_len": 64}, factory="serve_support:fake_engine", limits=limits)
+        duties = ServeOptions(tenants=[ACME]).duties()
+        client = EngineClient({"pages": 4, "max_seq_len": 64}, factory="serve_support:fake_engine", duties=duties)
         try:
             with pytest.raises(ConfigError, match="a floor of 8 pages beside 0 of other namespaces exceeds 4 pages"):
                 await client.start()

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pagedkv.budget import format_bytes
-from pagedkv.demo.poolmap import draw, legend, page_states
 from pagedkv.demo.run import Run
 from pagedkv.engine.engine import Engine
+from pagedkv.monitor.poolmap import draw, legend, page_states
 
 _REDRAW_SECONDS = 0.15
 _LINE_SECONDS = 5.0

@@ -42,6 +42,9 @@ class PageState(IntEnum):
     PINNED = 4
 
 
+STATE_NAMES = [state.name.lower() for state in PageState]
+
+
 def page_states(manager: KVCacheManager, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
     """State of each of these pages, uint8 [n]."""
     owners = manager.pool.refcount[pages]

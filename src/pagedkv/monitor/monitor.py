@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from pagedkv.cache import EventKind
@@ -120,6 +121,23 @@ class Monitor:
     def figures(self) -> Figures:
         """Where the pages are now, and who runs."""
         return figures(self.engine)
+
+    def counters(self) -> dict[str, Any]:
+        """The figures as plain values, and beside them counters whose differences are rates."""
+        timings, feed, scheduler = self.timings, self.feed, self.engine.scheduler
+        return {
+            "t": self.clock() - self.started,
+            **asdict(self.figures()),
+            "generated_tokens": self.engine.stats().generated_tokens,
+            "prompt_tokens": scheduler.prompt_tokens,
+            "cached_tokens": scheduler.cached_tokens,
+            "preemptions": scheduler.preemptions,
+            "allocations": feed.count(EventKind.ALLOCATED),
+            "evictions": feed.count(EventKind.EVICTED),
+            "ended": sum(timings.ended.values()),
+            "first_token": [timings.first_token.sum, timings.first_token.count],
+            "inter_token": [timings.inter_token.sum, timings.inter_token.count],
+        }
 
     def _drain(self, now: float) -> bool:
         news = self.feed.drain(now)

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -25,6 +26,7 @@ from pagedkv.serve.client import EngineClient, EngineDeadError
 from pagedkv.serve.error_responses import ClientGoneError, add_error_handlers
 from pagedkv.serve.generation import Body, Call
 from pagedkv.serve.guards import CountAnswers, Keys, LimitBody
+from pagedkv.serve.messages import Duties
 from pagedkv.serve.model_text import ModelText
 from pagedkv.serve.monitoring import Monitoring
 from pagedkv.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -43,6 +45,9 @@ class ServeOptions:
         tenants: callers with a key, a namespace and limits of their own.
         chat_template: Jinja text to be used instead of the model's.
         cors_origins: web pages of these origins may call from a browser; "*" for all.
+        record: file that everything that happens to pages and requests is written to.
+        kv_events: settings of `KVEventsConfig`; None for no events.
+        log_requests: whether each answer that has ended is told on stderr.
     """
 
     api_keys: Sequence[str] = field(default=(), repr=False)
@@ -52,6 +57,18 @@ class ServeOptions:
     tenants: Sequence[Tenant] = ()
     chat_template: str | None = field(default=None, repr=False)
     cors_origins: Sequence[str] = ()
+    record: Path | None = None
+    kv_events: Mapping[str, Any] | None = None
+    log_requests: bool = False
+
+    def duties(self) -> Duties:
+        """What the engine's process is told of these."""
+        return Duties(
+            limits=[tenant.limit for tenant in self.tenants if tenant.limit is not None],
+            record=None if self.record is None else str(self.record.absolute()),
+            kv_events=None if self.kv_events is None else dict(self.kv_events),
+            log_requests=self.log_requests,
+        )
 
 
 def build_app(client: EngineClient, options: ServeOptions | None = None) -> FastAPI:

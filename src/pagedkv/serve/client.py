@@ -11,7 +11,7 @@ import itertools
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from pagedkv.serve.messages import (
     Answer,
     Ask,
     Command,
+    Duties,
     Event,
     Failed,
-    Limit,
     Namespace,
     Piece,
     Queued,
@@ -66,7 +66,7 @@ class EngineClient:
         argument: what the factory makes the engine of; for the default one {"path": ..., "overrides": {...}}.
         factory: "module:function".
         start_seconds: how long loading may take.
-        limits: of namespaces, kept by every process that is started.
+        duties: of every process that is started.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class EngineClient:
         *,
         factory: str = FACTORY,
         start_seconds: float = 600.0,
-        limits: Sequence[Limit] = (),
+        duties: Duties | None = None,
     ) -> None:
         self.ready: Ready | None = None
         self.restarts = 0
         self._argument = msgspec.json.encode(dict(argument)).decode()
         self._factory = factory
-        self._limits = msgspec.json.encode(list(limits)).decode()
+        self._duties = msgspec.json.encode(duties or Duties()).decode()
         self._start_seconds = start_seconds
         self._folder = Path(tempfile.mkdtemp(prefix="pagedkv-"))
         self._context = zmq.asyncio.Context()
@@ -207,7 +207,7 @@ class EngineClient:
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.bind(address)
         command = [sys.executable, "-m", "pagedkv.serve.worker", address, str(self.tokenizer_folder)]
-        self._process = await asyncio.create_subprocess_exec(*command, self._factory, self._argument, self._limits)
+        self._process = await asyncio.create_subprocess_exec(*command, self._factory, self._argument, self._duties)
         first: asyncio.Future[bytes] = asyncio.ensure_future(socket.recv())
         gone = asyncio.create_task(self._process.wait())
         both: set[asyncio.Future[Any]] = {first, gone}

@@ -18,6 +18,22 @@ class Limit(msgspec.Struct):
     ceiling: int | None = None
 
 
+class Duties(msgspec.Struct, frozen=True):
+    """What an engine's process does beside serving.
+
+    Attributes:
+        limits: of namespaces.
+        record: file to write what happens to; a process that is started later takes another name.
+        kv_events: settings of `KVEventsConfig`; None for no events.
+        log_requests: a line of JSON on stderr for each answer that has ended.
+    """
+
+    limits: list[Limit] = []
+    record: str | None = None
+    kv_events: dict[str, Any] | None = None
+    log_requests: bool = False
+
+
 class Add(msgspec.Struct, tag=True):
     """Queue a prompt. `params` are the fields of SamplingParams."""
 
@@ -112,7 +128,7 @@ class Answer(msgspec.Struct, tag=True):
 Command = Add | Abort | Ask | Stop
 Event = Ready | Failed | Queued | Piece | Refused | Answer
 
-decode_limits = msgspec.json.Decoder(list[Limit]).decode
+decode_duties = msgspec.json.Decoder(Duties).decode
 encode = msgspec.msgpack.Encoder().encode
 decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
 decode_events = msgspec.msgpack.Decoder(list[Event]).decode

@@ -76,6 +76,7 @@ class Monitoring:
         app.get("/v1/pool/figures")(self.figures)
         app.get("/v1/pool/stream", response_model=None)(self.stream)
         app.get("/v1/pool/pages/{page}")(self.page)
+        app.get("/v1/kv-events/snapshot")(self.kv_snapshot)
         add_page_map(app)
 
     async def metrics(self, request: Request) -> Response:
@@ -101,6 +102,12 @@ class Monitoring:
         """Server-sent events: a full frame of the page map, then changes, and figures once a second."""
         self.keys.check_admin(request)
         return StreamingResponse(self.watch.events(), media_type="text/event-stream", headers=_NO_CACHE)
+
+    async def kv_snapshot(self, request: Request) -> Json:
+        """Every cached block as KV events, and the number of the batch after which they are right."""
+        self.keys.check_admin(request)
+        answer: Json = await self.client.ask("kv_snapshot")
+        return answer
 
     async def page(self, page: int, request: Request) -> Json:
         """What a page holds, whose it is, what it continues, and how old it is."""

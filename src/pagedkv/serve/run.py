@@ -7,14 +7,18 @@ from collections.abc import Coroutine, Mapping
 from types import FrameType
 from typing import Any
 
+import msgspec
 import uvicorn
 from rich.console import Console
 from rich.table import Table
 
 from pagedkv.budget import format_bytes, requests_in_pages
+from pagedkv.monitor.kv_publisher import KVEventsConfig
+from pagedkv.monitor.record import Record
 from pagedkv.serve.app import ServeOptions, build_app
 from pagedkv.serve.client import EngineClient
 from pagedkv.serve.messages import Ready
+from pagedkv.serve.replaying import build_replay
 
 GRACE_SECONDS = 30
 
@@ -25,8 +29,24 @@ def run(console: Console, argument: Mapping[str, Any], options: ServeOptions, ho
     Args:
         argument: {"path", "overrides"} of the engine's settings.
     """
-    limits = [tenant.limit for tenant in options.tenants if tenant.limit is not None]
-    _run_loop(_run(console, EngineClient(argument, limits=limits), options, host, port))
+    _run_loop(_run(console, EngineClient(argument, duties=options.duties()), options, host, port))
+
+
+def events_settings(text: str) -> Mapping[str, Any]:
+    """The settings of --kv-events-config, checked.
+
+    Raises:
+        ConfigError: they are no JSON, or say what cannot be.
+    """
+    return msgspec.structs.asdict(KVEventsConfig.of(text))
+
+
+def run_replay(console: Console, record: Record, host: str, port: int) -> None:
+    """Show a record in the page map until Ctrl-C."""
+    app = build_replay(record)
+    console.print(f"{len(record):,} steps of {record.header['model']}")
+    console.print(f"listening on http://{host}:{port}", highlight=False)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=1)
 
 
 def _run_loop(work: Coroutine[Any, Any, None]) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.cache import EVERY_NAMESPACE, EventKind, KVCacheManager, audit
+from pagedkv.cache import EVERY_NAMESPACE, KVCacheManager, audit
 from pagedkv.errors import InvalidRequestError
 from pagedkv.monitor.frames import Frame, Frames, PageState, page_states, shown_name
 from pagedkv.monitor.iteration import iteration_stats
 from pagedkv.monitor.metrics import metrics_text
 from pagedkv.monitor.monitor import Monitor
+from pagedkv.serve.watchers import Watchers
 
 
 class Verbs:
@@ -26,10 +27,11 @@ class Verbs:
         self._monitor = monitor
         self._engine = monitor.engine
         self._frames: Frames | None = None
+        self.watchers: Watchers | None = None
 
     def carry_out(self, verb: str, arguments: dict[str, Any]) -> Any:
         """Carry out a verb by its name."""
-        method = None if verb.startswith("_") or verb == "carry_out" else getattr(self, verb, None)
+        method = getattr(self, verb, None) if verb in VERBS else None
         if method is None:
             raise InvalidRequestError(f"there is no verb {verb!r}")
         return method(**arguments)
@@ -76,23 +78,14 @@ class Verbs:
 
     def figures(self) -> dict[str, Any]:
         """The figures of this moment, and counters whose differences are rates."""
-        now = self._monitor.refresh()
-        timings, feed, scheduler = self._monitor.timings, self._monitor.feed, self._engine.scheduler
-        return {
-            "t": now - self._monitor.started,
-            **asdict(self._monitor.figures()),
-            "generated_tokens": self._engine.stats().generated_tokens,
-            "prompt_tokens": scheduler.prompt_tokens,
-            "cached_tokens": scheduler.cached_tokens,
-            "preemptions": scheduler.preemptions,
-            "allocations": feed.count(EventKind.ALLOCATED),
-            "evictions": feed.count(EventKind.EVICTED),
-            "ended": sum(timings.ended.values()),
-            **{
-                name: [histogram.sum, histogram.count]
-                for name, histogram in (("first_token", timings.first_token), ("inter_token", timings.inter_token))
-            },
-        }
+        self._monitor.refresh()
+        return self._monitor.counters()
+
+    def kv_snapshot(self) -> dict[str, Any]:
+        """All blocks of the index for routers; see `Watchers.kv_snapshot`."""
+        if self.watchers is None:
+            raise InvalidRequestError("KV events are not published here")
+        return self.watchers.kv_snapshot()
 
     def page(self, page: int) -> dict[str, Any]:
         """Everything about one page, the ids of the tokens that it holds included."""
@@ -115,6 +108,9 @@ class Verbs:
             "age": now - float(self._monitor.feed.since[page]),
             "tokens": [int(token) for token in ids[:filled] if token >= 0] if state is not PageState.FREE else [],
         }
+
+
+VERBS = frozenset(name for name in vars(Verbs) if not name.startswith("_") and name != "carry_out")
 
 
 def _filled(manager: KVCacheManager, row: int, page: int) -> int:

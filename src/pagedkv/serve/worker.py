@@ -27,6 +27,7 @@ from pagedkv.serve.messages import (
     Answer,
     Ask,
     Command,
+    Duties,
     Event,
     Failed,
     Piece,
@@ -35,10 +36,11 @@ from pagedkv.serve.messages import (
     Refused,
     Stop,
     decode_commands,
-    decode_limits,
+    decode_duties,
     encode,
 )
 from pagedkv.serve.verbs import Verbs
+from pagedkv.serve.watchers import Watchers
 
 IDLE_SECONDS = 1.0
 """How often an idle process looks whether its parent still lives."""
@@ -59,6 +61,23 @@ class Worker:
         self.stopped = False
         self.monitor = engine.watch.observer = Monitor(engine)
         self.verbs = Verbs(self.monitor)
+        self.watchers: Watchers | None = None
+
+    def take_on(self, duties: Duties) -> None:
+        """Keep limits, and have what happens recorded, published, logged and traced.
+
+        Raises:
+            ConfigError: limits exceed the pool, or a file or an endpoint cannot be used.
+        """
+        for limit in duties.limits:
+            self.engine.set_limits(limit.namespace, floor=limit.floor, ceiling=limit.ceiling)
+        self.watchers = Watchers(self.monitor, duties)
+        self.verbs.watchers = self.watchers
+
+    def close(self) -> None:
+        """End what was taken on."""
+        if self.watchers is not None:
+            self.watchers.close()
 
     def run(self) -> None:
         """Serve until told to stop, or until nobody is there any more."""
@@ -157,14 +176,14 @@ def ready(engine: Engine) -> Ready:
     )
 
 
-def main(address: str, folder: str, factory: str, argument: str, limits: str) -> None:
+def main(address: str, folder: str, factory: str, argument: str, duties: str) -> None:
     """Load the engine, say that it is ready, and serve.
 
     Args:
         address: of the HTTP process's socket.
         folder: where the tokenizer is put for it.
         factory: "module:function" that makes the engine of `argument`, a JSON text.
-        limits: a JSON list of `Limit`.
+        duties: JSON of `Duties`.
     """
     limit_spinning(os.environ)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
@@ -175,13 +194,16 @@ def main(address: str, folder: str, factory: str, argument: str, limits: str) ->
         engine = getattr(importlib.import_module(module), name)(msgspec.json.decode(argument))
         engine.model.tokenizer.save_pretrained(folder)
         engine.warm_up()
-        for limit in decode_limits(limits):
-            engine.set_limits(limit.namespace, floor=limit.floor, ceiling=limit.ceiling)
+        worker = Worker(engine, socket)
+        worker.take_on(decode_duties(duties))
     except PagedKVError as error:
         socket.send(encode([Failed(str(error))]))
         raise SystemExit(1) from None
     socket.send(encode([ready(engine)]))
-    Worker(engine, socket).run()
+    try:
+        worker.run()
+    finally:
+        worker.close()
 
 
 def from_settings(argument: dict[str, Any]) -> Engine:
