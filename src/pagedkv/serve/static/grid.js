@@ -3,7 +3,7 @@
 import { STATES } from "./state.js";
 
 const SMALLEST = 5; // pixels of a cell
-const LARGEST = 28;
+const LARGEST = 40;
 
 export class Grid {
   constructor(canvas, state) {
@@ -39,7 +39,7 @@ export class Grid {
   // Cell size, columns, and pages per cell at this zoom: halving the pages per cell first, then larger cells.
   layOut() {
     const pages = Math.max(this.state.count, 1);
-    let size = Math.min(LARGEST, Math.max(SMALLEST, Math.floor(Math.sqrt((this.width * this.height) / pages))));
+    let size = LARGEST;
     const fits = (cell) => Math.floor(this.width / cell) * Math.floor(this.height / cell);
     while (size > SMALLEST && fits(size) < pages) size--;
     let per = Math.max(1, Math.ceil(pages / Math.max(fits(size), 1)));
