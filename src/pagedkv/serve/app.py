@@ -210,6 +210,7 @@ class _Server:
         end = time.monotonic() + seconds
         while self.active and time.monotonic() < end:
             await asyncio.sleep(0.05)
+        self.monitoring.watch.end()
         return not self.active
 
     async def models(self, request: Request) -> Json:

@@ -48,6 +48,7 @@ class Watch:
         self._source = source
         self._hello = hello
         self._spectators: set[asyncio.Queue[bytes]] = set()
+        self._ended = False
         self._looking: asyncio.Task[None] | None = None
         self._counting: asyncio.Task[None] | None = None
 
@@ -73,10 +74,18 @@ class Watch:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())
         try:
-            while True:
-                yield await queue.get()
+            while not self._ended:
+                message = await queue.get()
+                if message:
+                    yield message
         finally:
             self._spectators.discard(queue)
+
+    def end(self) -> None:
+        """Let all spectators go: the server is about to end."""
+        self._ended = True
+        for queue in self._spectators:
+            queue.put_nowait(b"")
 
     async def _look(self) -> None:
         """Frames, as long as somebody looks. The first is a full one, since deltas may have been lost."""
