@@ -122,6 +122,7 @@ def test_a_record_is_kept_and_explained(tmp_path: Path) -> None:
         assert "ended by length with 2 tokens" in done.stdout, done.stderr
 
 
+@pytest.mark.model
 def test_a_record_that_cannot_be_written_is_said_before_serving(tmp_path: Path) -> None:
     command = [PAGEDKV, "serve", "--record", str(tmp_path / "no" / "a.pkv"), "--max-seq-len", "64"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
