@@ -157,6 +157,22 @@ def test_everybody_who_watches_knows_what_the_manager_knows(operations, partial_
         world.check()
 
 
+def test_pages_that_moved_and_a_pool_that_is_as_large_as_before() -> None:
+    """Between two looks the pool shrinks, which moves pages, and grows back."""
+    world = World(partial_reuse=False)
+    first = world.engine.add_request("a" * 60, greedy(20))
+    world.engine.add_request("b" * 60, greedy(20))
+    for _ in range(6):
+        world.engine.step()
+    world.check()
+    world.engine.abort(first)
+    world.engine.paged.reset()
+    world.check()
+    for size in (6, 12):
+        world.engine.resize(size)
+    world.check()
+
+
 def test_a_mirror_that_missed_a_batch_says_so() -> None:
     with pytest.raises(ValueError, match="batch 2 follows batch 0: 1 are missing"):
         KVMirror({"sequence": 0, "events": []}).apply(2, [])

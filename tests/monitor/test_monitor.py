@@ -68,6 +68,17 @@ def test_why_a_prompt_was_not_found(before, prompt: str, namespace: str | None, 
     assert {reason: tokens for reason, tokens in new.items() if tokens} == expected
 
 
+def test_a_part_of_a_page_that_was_found_is_not_missed() -> None:
+    engine, monitor, clock = watched(partial_reuse=True)
+    engine.add_request("a" * 40, greedy(1))
+    finish(engine, clock)
+    before = dict(monitor.misses.tokens)
+    engine.add_request("a" * 40 + "e", greedy(1))  # two pages, and 8 tokens of the last one
+    finish(engine, clock)
+    assert engine.scheduler.cached_tokens == 40
+    assert monitor.misses.tokens == before | {"too_short": before["too_short"] + 1}
+
+
 def test_an_answer_counts_as_seen() -> None:
     """The next turn of a chat begins with the last one's answer."""
     engine, monitor, clock = watched(6)
