@@ -74,7 +74,7 @@ class Monitoring:
             app.get(path, response_model=None)(self.metrics)
         app.get("/v1/iteration-stats")(self.iteration)
         app.get("/v1/pool/figures")(self.figures)
-        app.get("/v1/pool/stream", response_model=None)(self.stream)
+        app.get("/v1/pool/stream", response_model=None, include_in_schema=False)(self.stream)  # it does not end
         app.get("/v1/pool/pages/{page}")(self.page)
         app.get("/v1/kv-events/snapshot")(self.kv_snapshot)
         add_page_map(app)
