@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pagedkv.demo.workload import Chat
-from pagedkv.engine.engine import Allocator, Engine
+from pagedkv.engine.engine import Engine
 from pagedkv.engine.outputs import EngineStats, RequestOutput
 from pagedkv.engine.params import SamplingParams
+from pagedkv.engine.pools import Allocator
 
 
 @dataclass(slots=True)

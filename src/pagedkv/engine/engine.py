@@ -7,15 +7,13 @@ by nobody else. Whatever goes wrong with one request ends that request alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagedkv.attention.cpu.backend import CpuBackend
-from pagedkv.budget import kv_tokens, pages_for_tokens
-from pagedkv.cache import NO_COPIES, CacheManager, ContiguousManager, KVCacheManager
+from pagedkv.budget import pages_for_tokens
+from pagedkv.cache import NO_COPIES, KVCacheManager
 from pagedkv.cache.checks import checked_ids
 from pagedkv.config import EngineConfig
 from pagedkv.engine.calls import LiveAnswer, LiveCall
@@ -25,6 +23,7 @@ from pagedkv.engine.logprobs import TokenLogprobs, token_logprobs
 from pagedkv.engine.observer import Guard
 from pagedkv.engine.outputs import CompletionOutput, EngineStats, RequestOutput, StepOutput
 from pagedkv.engine.params import SamplingParams
+from pagedkv.engine.pools import Allocator, make_manager, make_store
 from pagedkv.engine.request import FinishReason, Request
 from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.sampler import SampleResult, SamplerState, sample
@@ -34,9 +33,6 @@ from pagedkv.engine.text import TextStream
 from pagedkv.errors import ConfigError, InvalidRequestError
 from pagedkv.models.load import load_model
 from pagedkv.models.loaded import LoadedModel
-from pagedkv.store.pages import PageStore
-
-Allocator = Literal["paged", "contiguous"]
 
 
 class Engine:
@@ -58,8 +54,8 @@ class Engine:
             raise ConfigError(
                 f"max_seq_len is {self.max_seq_len}; model {model.name!r} was made for {model.spec.max_seq_len}"
             )
-        self.store = _make_store(model, self.config, self.max_seq_len)
-        self.manager = _make_manager(self.store.num_pages, self.config, self.max_seq_len, allocator)
+        self.store = make_store(model, self.config, self.max_seq_len)
+        self.manager = make_manager(self.store.num_pages, self.config, self.max_seq_len, allocator)
         self.scheduler = Scheduler(self.manager, self.config)
         self.runner = ModelRunner(model, self.store)
         self._detokenizer = Detokenizer(model.tokenizer)
@@ -184,12 +180,14 @@ class Engine:
         return outputs
 
     def warm_up(self) -> None:
-        """Run a tiny request, so that kernels are compiled before the first real one comes. It is counted nowhere."""
+        """Run a tiny request, so that kernels are compiled before others come. If it is the first, nobody counts it."""
+        first = not self._steps
         name = self.add_request([0], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
         while name in self._calls:
             self.step()
-        self._steps = self._peak_running = self._computed = self._generated = 0
-        self.scheduler.forget_counts()
+        if first:
+            self._steps = self._peak_running = self._computed = self._generated = 0
+            self.scheduler.forget_counts()
 
     def set_limits(self, namespace: Hashable, *, floor: int = 0, ceiling: int | None = None) -> None:
         """How many pages a namespace is sure of, and how many it may use at most: `KVCacheManager.set_limits`.
@@ -385,27 +383,3 @@ class Engine:
             self._unnamed += 1
             if f"request-{self._unnamed}" not in self._calls:
                 return f"request-{self._unnamed}"
-
-
-def _make_store(model: LoadedModel, config: EngineConfig, max_seq_len: int) -> PageStore:
-    """The page tensors that the configured budget pays for; one request of max_seq_len tokens must fit."""
-    cache = config.kv_cache_config
-    dtype = torch.bfloat16 if cache.dtype == "auto" else getattr(torch, cache.dtype)
-    name = str(dtype).removeprefix("torch.")
-    pages = cache.num_pages(model.spec, name, min_tokens=kv_tokens(max_seq_len - 1, 1))
-    return PageStore(model.spec, CpuBackend(), pages, cache.page_size, dtype)
-
-
-def _make_manager(num_pages: int, config: EngineConfig, max_seq_len: int, allocator: Allocator) -> CacheManager:
-    """The allocator, paged or contiguous."""
-    page_size, rows = config.kv_cache_config.page_size, config.max_batch_size
-    if allocator == "contiguous":
-        return ContiguousManager(num_pages, page_size, max_rows=rows, max_seq_len=max_seq_len)
-    return KVCacheManager(
-        num_pages,
-        page_size,
-        max_rows=rows,
-        max_seq_len=max_seq_len,
-        prefix_caching=config.kv_cache_config.enable_block_reuse,
-        partial_reuse=config.kv_cache_config.enable_partial_reuse,
-    )

@@ -10,9 +10,10 @@ import numpy as np
 
 from pagedkv.config import EngineConfig
 from pagedkv.engine.chat import Message, chat_tokens
-from pagedkv.engine.engine import Allocator, Engine
+from pagedkv.engine.engine import Engine
 from pagedkv.engine.outputs import RequestOutput, StepOutput
 from pagedkv.engine.params import SamplingParams
+from pagedkv.engine.pools import Allocator
 from pagedkv.errors import ConfigError, InvalidRequestError, QueueFullError
 
 Prompt: TypeAlias = "str | Sequence[int]"

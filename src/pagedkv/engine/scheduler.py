@@ -7,7 +7,6 @@ neither tensors nor a clock: a simulator runs this scheduler on the same manager
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from pagedkv.cache import NO_COPIES, Admitted, CacheManager, Extended, Forked, K
 from pagedkv.config import EngineConfig
 from pagedkv.engine.request import FinishReason, Request, Status
 from pagedkv.engine.step import Step
+from pagedkv.engine.victims import Offer, fewest
 from pagedkv.engine.waiting import WaitingQueue
 from pagedkv.errors import InvalidRequestError, NeverFitsError, QueueFullError
 
@@ -207,21 +207,11 @@ class Scheduler:
         """
         candidates = sorted((r for r in among if not r.reserved), key=self._rank)[1:]
         costs = self.manager.private_pages([r.row for r in candidates]).tolist()
-        growing = {r.id for r in decodes if self._grows(r)}
-        offers = [_Offer(r, cost, cost + (r.id in growing)) for r, cost in zip(candidates, costs, strict=True)]
-        useful = [offer for offer in offers if offer.gain]
-        if not useful:  # they share all their pages with each other; each that goes makes the rest more private
+        growing = {r for r in decodes if self._grows(r)}
+        offers = [Offer(r, cost, cost + (r in growing)) for r, cost in zip(candidates, costs, strict=True)]
+        if not any(offer.gain for offer in offers):  # they share all pages; each that goes makes the rest more private
             return candidates[-1:]
-        victims: list[Request] = []
-        while shortage > 0 and useful:
-            lowest = self._rank(useful[-1].request)[0]
-            least = [offer for offer in useful if self._rank(offer.request)[0] == lowest]
-            enough = [offer for offer in least if offer.gain >= shortage]
-            chosen = min(enough, key=_cost) if enough else max(least, key=_cost)
-            victims.append(chosen.request)
-            shortage -= chosen.gain
-            useful.remove(chosen)
-        return victims
+        return fewest(offers, shortage, lambda request: self._rank(request)[0])
 
     def _grows(self, request: Request) -> bool:
         """Does the request's next token take a page: the first of a page, or one in a page that others share?"""
@@ -386,16 +376,3 @@ def _check_request(request: Request) -> None:
     except TypeError:
         kind = type(request.namespace).__name__
         raise InvalidRequestError(f"request {request.id!r}: a namespace of type {kind} cannot be hashed") from None
-
-
-class _Offer(NamedTuple):
-    """A possible victim: pages it would have to compute again, and pages its going would bring."""
-
-    request: Request
-    cost: int
-    gain: int
-
-
-def _cost(offer: _Offer) -> tuple[int, int]:
-    """Order of victims: fewest pages to compute again, then the latest arrival."""
-    return offer.cost, -offer.request.arrival

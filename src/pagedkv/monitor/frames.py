@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pagedkv.cache import KVCacheManager
 from pagedkv.engine.request import Request, Status
 from pagedkv.monitor.figures import tenant_of
-from pagedkv.monitor.monitor import Monitor
+from pagedkv.monitor.monitor import Listener, Monitor
 from pagedkv.monitor.page_feed import PageNews
 
 Frame = dict[str, Any]
@@ -56,7 +56,7 @@ def page_states(manager: KVCacheManager, pages: NDArray[np.int32]) -> NDArray[np
     return states.astype(np.uint8)
 
 
-class Frames:
+class Frames(Listener):
     """What one spectator has not seen yet. A listener of the monitor.
 
     Args:
@@ -77,12 +77,6 @@ class Frames:
         elif not self._full:
             self._changed[news.pages] = True
 
-    def happened(self, request: Request, what: str, now: float, **details: Any) -> None:
-        """See `Listener`."""
-
-    def step_over(self, now: float) -> None:
-        """See `Listener`."""
-
     def take(self, now: float, *, full: bool = False) -> Frame:
         """What has changed since the last frame; everything, if that is asked for or necessary.
 
@@ -94,6 +88,7 @@ class Frames:
         manager = self._manager
         pages = np.flatnonzero(self._changed).astype(np.int32)
         states = page_states(manager, pages)
+        accounts = np.where(states != PageState.FREE, manager.pool.accounts.of[pages], 0)
         requests, gone = self._requests()
         frame: Frame = {
             "t": now - self.monitor.started,
@@ -103,9 +98,9 @@ class Frames:
             "page_size": manager.page_size,
             "pages": pages.tobytes(),
             "state": states.tobytes(),
-            "account": np.where(states != PageState.FREE, manager.pool.accounts.of[pages], 0).tobytes(),
+            "account": accounts.tobytes(),
             "parent": np.where(manager.index.indexed[pages], manager.index.parent[pages], 0).tobytes(),
-            "accounts": self._accounts(),
+            "accounts": self._new_names(accounts),
             "tables": self._tables(),
             "requests": requests,
             "gone": gone,
@@ -131,11 +126,12 @@ class Frames:
         self._shown: dict[int, tuple[Any, ...]] = {}
         self._names: dict[int, str] = {}
 
-    def _accounts(self) -> dict[int, str]:
-        """Names of accounts that were not sent yet."""
-        names = {-root: shown_name(self._manager.namespaces.name(root)) for root in self._manager.namespaces.users()}
-        new = {account: name for account, name in names.items() if self._names.get(account) != name}
-        self._names = names
+    def _new_names(self, accounts: NDArray[np.int32]) -> dict[int, str]:
+        """Names of those of these accounts whose name was not sent yet; numbers are used again for other names."""
+        numbers = np.unique(accounts[accounts > 0]).tolist()
+        names = {number: shown_name(self._manager.namespaces.name(-number)) for number in numbers}
+        new = {number: name for number, name in names.items() if self._names.get(number) != name}
+        self._names |= new
         return new
 
     def _tables(self) -> list[tuple[int, int, int, bytes]]:

@@ -13,11 +13,12 @@ def iteration_stats(monitor: Monitor) -> dict[str, Any]:
     monitor.refresh()
     figures, scheduler, step = monitor.figures(), monitor.engine.scheduler, monitor.last_step
     reused = scheduler.cached_tokens // figures.page_size
-    missed = sum(monitor.misses.tokens.values()) // figures.page_size
+    tokens = monitor.misses.tokens
+    missed = (sum(tokens.values()) - tokens["too_short"]) // figures.page_size  # what fills no page is no block
     new = monitor.feed.count(EventKind.ALLOCATED)
-    running = [request for request in step.requests if request in scheduler.running]
-    context = [(request, count) for request, count in zip(step.requests, step.counts.tolist(), strict=True)]
-    chunks = [count for request, count in context if request in running and count > 1]
+    running = set(scheduler.running)
+    counts = [n for request, n in zip(step.requests, step.counts.tolist(), strict=True) if request in running]
+    chunks = [count for count in counts if count > 1]
     return {
         "iter": monitor.engine.stats().steps,
         "numActiveRequests": figures.running,
@@ -34,9 +35,9 @@ def iteration_stats(monitor: Monitor) -> dict[str, Any]:
             "cacheHitRate": reused / (reused + missed) if reused + missed else 0.0,
         },
         "inflightBatchingStats": {
-            "numScheduledRequests": len(running),
+            "numScheduledRequests": len(counts),
             "numContextRequests": len(chunks),
-            "numGenRequests": len(running) - len(chunks),
+            "numGenRequests": len(counts) - len(chunks),
             "numPausedRequests": sum(request.preemptions > 0 for request in scheduler.waiting),
             "numCtxTokens": sum(chunks),
         },

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache import KVCacheManager
-from pagedkv.engine.request import Request
-from pagedkv.monitor.monitor import Monitor
+from pagedkv.monitor.monitor import Listener, Monitor
 from pagedkv.monitor.page_feed import PageNews
 
 Event = dict[str, Any]
@@ -26,7 +25,7 @@ MEDIUM = "GPU"
 """What routers call the tier that attention reads, whatever it is made of."""
 
 
-class KVEvents:
+class KVEvents(Listener):
     """Follows the index. A listener of the monitor.
 
     Args:
@@ -48,9 +47,6 @@ class KVEvents:
     def pages(self, news: PageNews, now: float) -> None:
         """See `Listener`."""
         self._follow(news.pages, news.resized)
-
-    def happened(self, request: Request, what: str, now: float, **details: Any) -> None:
-        """See `Listener`."""
 
     def step_over(self, now: float) -> None:
         """See `Listener`."""

@@ -70,7 +70,6 @@ class KVPublisher:
         self.config = config
         self._context = zmq.Context()
         self._pub = self._bind(zmq.PUB, config.endpoint)
-        self._pub.setsockopt(zmq.SNDHWM, config.hwm)
         self._router = None if config.replay_endpoint is None else self._bind(zmq.ROUTER, config.replay_endpoint)
         self._queue: queue.Queue[tuple[int, bytes] | None] = queue.Queue(config.max_queue_size)
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
@@ -90,6 +89,7 @@ class KVPublisher:
 
     def _bind(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, self.config.hwm)  # holds for what is bound after it
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:

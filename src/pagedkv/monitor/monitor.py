@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from pagedkv.cache import EventKind
 from pagedkv.engine.engine import Engine
@@ -30,20 +30,17 @@ MOST_LOOKED_AT = 64
 """Waiting requests whose reasons are followed, from the head of the queue."""
 
 
-class Listener(Protocol):
-    """Told of pages and requests as it happens; times are the monitor's."""
+class Listener:
+    """Told of pages and requests as it happens; times are the monitor's. Each takes note of what it cares for."""
 
     def pages(self, news: PageNews, now: float) -> None:
         """Something happened to pages."""
-        ...
 
     def happened(self, request: Request, what: str, now: float, **details: Any) -> None:
         """Something happened to a request: "queued", "waits", "admitted", "preempted" or "ended"."""
-        ...
 
     def step_over(self, now: float) -> None:
         """A step has ended, or what was asked for between two of them has been done."""
-        ...
 
 
 class Monitor:

@@ -25,7 +25,7 @@ import msgspec
 from pagedkv.engine.request import Request
 from pagedkv.errors import InvalidRequestError
 from pagedkv.monitor.frames import Frame, Frames
-from pagedkv.monitor.monitor import Monitor
+from pagedkv.monitor.monitor import Listener, Monitor
 from pagedkv.monitor.page_feed import PageNews
 from pagedkv.monitor.timings import Track
 
@@ -37,7 +37,7 @@ Entry = dict[str, Any]
 """t: seconds like a frame's. request: its id. key: number of the answer. what: see `Listener.happened`; and details."""
 
 
-class RecordWriter:
+class RecordWriter(Listener):
     """Writes what a monitor tells. A listener of it.
 
     Args:

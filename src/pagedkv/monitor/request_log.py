@@ -8,11 +8,11 @@ import time
 from typing import Any, TextIO
 
 from pagedkv.engine.request import Request
-from pagedkv.monitor.page_feed import PageNews
+from pagedkv.monitor.monitor import Listener
 from pagedkv.monitor.record import ending
 
 
-class RequestLog:
+class RequestLog(Listener):
     """Writes the lines. A listener of the monitor.
 
     Args:
@@ -23,15 +23,9 @@ class RequestLog:
         self._page_size = page_size
         self._stream = stream or sys.stderr
 
-    def pages(self, news: PageNews, now: float) -> None:
-        """See `Listener`."""
-
     def happened(self, request: Request, what: str, now: float, **details: Any) -> None:
         """See `Listener`."""
         if what == "ended":
             pages = -(-request.computed // self._page_size)
             line = {"time": time.time(), "request": request.id, "answer": request.index, "pages": pages}
             print(json.dumps(line | ending(request, details["track"], now)), file=self._stream, flush=True)
-
-    def step_over(self, now: float) -> None:
-        """See `Listener`."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pagedkv.engine.request import Request
-from pagedkv.monitor.page_feed import PageNews
+from pagedkv.monitor.monitor import Listener
 from pagedkv.monitor.timings import Track
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
-class Tracing:
+class Tracing(Listener):
     """Makes a span of every answer that has ended. A listener of the monitor.
 
     Args:
@@ -34,16 +34,10 @@ class Tracing:
         self._model = model
         self._started = started
 
-    def pages(self, news: PageNews, now: float) -> None:
-        """See `Listener`."""
-
     def happened(self, request: Request, what: str, now: float, **details: Any) -> None:
         """See `Listener`."""
         if what == "ended":
             self._trace(request, details["track"], now)
-
-    def step_over(self, now: float) -> None:
-        """See `Listener`."""
 
     def _trace(self, request: Request, track: Track, now: float) -> None:
         from opentelemetry.trace import set_span_in_context

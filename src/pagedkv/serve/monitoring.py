@@ -73,7 +73,6 @@ class Monitoring:
         for path in ("/metrics", "/v1/metrics"):
             app.get(path, response_model=None)(self.metrics)
         app.get("/v1/iteration-stats")(self.iteration)
-        app.get("/v1/pool/figures")(self.figures)
         app.get("/v1/pool/stream", response_model=None, include_in_schema=False)(self.stream)  # it does not end
         app.get("/v1/pool/pages/{page}")(self.page)
         app.get("/v1/kv-events/snapshot")(self.kv_snapshot)
@@ -91,12 +90,6 @@ class Monitoring:
         """The last iteration, as TensorRT-LLM's server tells it."""
         self.keys.check_metrics(request)
         return [await self.client.ask("iteration")]
-
-    async def figures(self, request: Request) -> Json:
-        """The figures of this moment and of the last minutes, for `pagedkv top`."""
-        self.keys.check_admin(request)
-        now = await self.client.ask("figures")
-        return {"now": now, "history": list(self.watch.history)}
 
     async def stream(self, request: Request) -> Response:
         """Server-sent events: a full frame of the page map, then changes, and figures once a second."""

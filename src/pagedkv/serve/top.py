@@ -86,7 +86,7 @@ class Spectator:
     def take(self, kind: str, value: dict[str, Any]) -> None:
         """Take one event."""
         if kind == "frame":
-            self.picture.apply(_frame(value))
+            self.picture.apply(decoded_frame(value))
         elif kind == "figures":
             if self.figures and value["t"] < self.figures[-1]["t"]:
                 self.figures.clear()  # another engine
@@ -106,7 +106,7 @@ def _events(lines: Iterator[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield kind, json.loads(line[6:])
 
 
-def _frame(value: dict[str, Any]) -> Frame:
+def decoded_frame(value: dict[str, Any]) -> Frame:
     """A frame of JSON, whose bytes are base64."""
     frame = {key: base64.b64decode(part) if key in _BYTES else part for key, part in value.items()}
     frame["tables"] = [(row, first, count, base64.b64decode(ids)) for row, first, count, ids in value["tables"]]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pagedkv.budget import format_bytes
 from pagedkv.cache import EVERY_NAMESPACE, KVCacheManager, audit
 from pagedkv.errors import InvalidRequestError
 from pagedkv.monitor.frames import Frame, Frames, PageState, page_states, shown_name
@@ -54,13 +52,7 @@ class Verbs:
         return {"dropped": result.dropped, "held": result.held}
 
     def resize(self, num_pages: int) -> dict[str, int]:
-        """Give the pool another number of pages; more than the machine has memory for would end this process."""
-        store = self._engine.store
-        needed = (num_pages - store.num_pages) * (store.nbytes // (store.num_pages + 1))
-        if needed > (free := _available_bytes()):
-            raise InvalidRequestError(
-                f"{num_pages} pages need {format_bytes(needed)} more; {format_bytes(free)} of memory are free"
-            )
+        """Give the pool another number of pages."""
         size = self._engine.resize(num_pages)
         self._monitor.refresh()
         return {"num_pages": size}
@@ -119,15 +111,6 @@ class Verbs:
 
 
 VERBS = frozenset(name for name in vars(Verbs) if not name.startswith("_") and name != "carry_out")
-
-
-def _available_bytes() -> int:
-    """Memory that can be had without swapping; as much as one likes where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 2**63
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 2**63)
 
 
 def _filled(manager: KVCacheManager, row: int, page: int) -> int:

@@ -66,13 +66,12 @@ class Watch:
     async def events(self) -> AsyncIterator[bytes]:
         """Server-sent events for one spectator, until it leaves."""
         queue: asyncio.Queue[bytes] = asyncio.Queue()
-        hello = {**self._hello, "figures": list(self.history)}
-        yield event("hello", hello)
-        if self._spectators and self.picture.num_pages:
-            yield event("frame", self.picture.full_frame())
-        self._spectators.add(queue)
+        queue.put_nowait(event("hello", {**self._hello, "figures": list(self.history)}))
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())
+        elif self.picture.num_pages:  # whoever looks already gets changes only
+            queue.put_nowait(event("frame", self.picture.full_frame()))
+        self._spectators.add(queue)  # before anything is awaited, so that no frame is missed
         try:
             while not self._ended:
                 message = await queue.get()

@@ -5,11 +5,14 @@ Owns the bytes and copies them; knows nothing about who holds a page. The physic
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pagedkv.attention.interface import AttentionBackend, LayerPages
+from pagedkv.budget import format_bytes, page_bytes
 from pagedkv.errors import ConfigError, InvalidRequestError
 from pagedkv.spec import ModelSpec
 
@@ -32,10 +35,13 @@ class PageStore:
 
         Raises:
             ConfigError: if num_pages is less than 1, or the backend does not take this page size or dtype.
+            MemoryError: the machine has not so much memory.
             UnsupportedModelError: if the backend cannot run a layer of the spec.
         """
         if num_pages < 1:
             raise ConfigError(f"a store of {num_pages} pages; at least 1 is needed")
+        page = page_bytes(spec, page_size, str(dtype).removeprefix("torch."))
+        _check_memory(f"{num_pages} pages", (num_pages + 1) * page)
         self.backend = backend
         self.num_pages = num_pages
         self.page_size = page_size
@@ -56,9 +62,12 @@ class PageStore:
 
         Raises:
             ConfigError: num_pages is less than 1. InvalidRequestError: as `copy_pages`.
+            MemoryError: the machine has not so much memory; nothing has changed.
         """
         if num_pages < 1:
             raise ConfigError(f"a store of {num_pages} pages; at least 1 is needed")
+        more = num_pages - self.num_pages
+        _check_memory(f"{num_pages} pages instead of {self.num_pages}", more * (self.nbytes // (self.num_pages + 1)))
         self.copy_pages(copies[:, 0], copies[:, 1])
         kept = min(num_pages, self.num_pages) + 1
         self.num_pages = min(num_pages, self.num_pages)  # what is true whichever layer fails
@@ -88,3 +97,14 @@ class PageStore:
             raise InvalidRequestError(f"a page is named twice among the {len(target)} targets {target.tolist()}")
         for layer in self.layers:
             self.backend.copy_pages(layer, source, target)
+
+
+def _check_memory(what: str, nbytes: int) -> None:
+    """Raise MemoryError for what would not fit: the system hands out more than it has, and ends who uses it."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return  # it does not say
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), nbytes)
+    if nbytes > free:
+        raise MemoryError(f"{what} take {format_bytes(nbytes)} of memory; {format_bytes(free)} are free")
