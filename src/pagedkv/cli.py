@@ -17,6 +17,34 @@ except ModuleNotFoundError as missing:
         f"the command line needs {missing.name!r}; install it with: pip install 'pagedkv[cli,engine]'"
     ) from None
 
+from pagedkv.cli_options import (
+    AdminKey,
+    APIKeys,
+    BlockReuse,
+    ChatTemplate,
+    ConfigFile,
+    CORSOrigins,
+    GPUMemoryUtilization,
+    Host,
+    KVDtype,
+    KVEvents,
+    KVMemory,
+    LogRequests,
+    MaxBatchSize,
+    MaxNumTokens,
+    MaxQueueSize,
+    MaxQueueTokens,
+    MaxSeqLen,
+    Model,
+    PageSize,
+    Port,
+    RecordFile,
+    RecordTo,
+    ServedModel,
+    ServedName,
+    Tenants,
+    Watermark,
+)
 from pagedkv.errors import PagedKVError
 from pagedkv.openmp import limit_spinning
 
@@ -26,26 +54,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-Model = Annotated[
-    str | None,
-    typer.Option(help="Folder, GGUF file or Hugging Face id; SmolLM2-135M-Instruct if not given."),
-]
-# The second names are vLLM's.
-KVMemory = Annotated[
-    str | None,
-    typer.Option("--kv-memory", "--kv-cache-memory-bytes", help="Bytes for keys and values, such as 256MiB."),
-]
-MaxSeqLen = Annotated[
-    int | None,
-    typer.Option("--max-seq-len", "--max-model-len", help="Longest prompt and answer together, in tokens."),
-]
-PageSize = Annotated[int | None, typer.Option("--page-size", "--block-size", help="Tokens per page, a multiple of 16.")]
-KVDtype = Annotated[
-    str | None,
-    typer.Option("--kv-dtype", "--kv-cache-dtype", help="Element type of keys and values: bfloat16 or float32."),
-]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings; options here go before it.")]
 
 
 @app.callback()
@@ -112,59 +120,29 @@ def demo(
 
 @app.command()
 def serve(
-    model: Annotated[
-        str | None, typer.Argument(help="Folder, GGUF file or Hugging Face id; the default model.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
-    api_key: Annotated[
-        list[str] | None, typer.Option(envvar="PAGEDKV_API_KEY", help="Who may ask; may be given several times.")
-    ] = None,
-    admin_key: Annotated[
-        str | None, typer.Option(envvar="PAGEDKV_ADMIN_KEY", help="Who may administer; without it, this machine.")
-    ] = None,
-    served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
+    model: ServedModel = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key: APIKeys = None,
+    admin_key: AdminKey = None,
+    served_model_name: ServedName = None,
     kv_memory: KVMemory = None,
     kv_dtype: KVDtype = None,
     max_seq_len: MaxSeqLen = None,
     page_size: PageSize = None,
-    max_batch_size: Annotated[
-        int | None, typer.Option("--max-batch-size", "--max-num-seqs", help="Requests computed at once.")
-    ] = None,
-    max_num_tokens: Annotated[
-        int | None, typer.Option("--max-num-tokens", "--max-num-batched-tokens", help="Tokens of one step.")
-    ] = None,
-    max_queue_size: Annotated[
-        int | None,
-        typer.Option("--max-queue-size", "--max-num-queued-reqs", help="Requests that may wait; more get 429."),
-    ] = None,
-    max_queue_tokens: Annotated[int | None, typer.Option(help="Prompt tokens that may wait; more get 429.")] = None,
-    block_reuse: Annotated[
-        bool | None,
-        typer.Option(
-            "--enable-block-reuse/--no-enable-block-reuse",
-            "--enable-prefix-caching/--no-enable-prefix-caching",
-            help="Share the pages of equal prefixes.",
-        ),
-    ] = None,
-    watermark: Annotated[float | None, typer.Option(help="Share of the pages kept free at admission.")] = None,
-    gpu_memory_utilization: Annotated[str | None, typer.Option(hidden=True)] = None,
-    tenants: Annotated[
-        Path | None, typer.Option(help="YAML file of callers: name -> api_key, floor and ceiling of pages.")
-    ] = None,
-    chat_template: Annotated[Path | None, typer.Option(help="Jinja file used instead of the model's template.")] = None,
-    cors_origin: Annotated[
-        list[str] | None, typer.Option(help="Web pages of this origin may call; may be given several times.")
-    ] = None,
-    record: Annotated[
-        Path | None, typer.Option(help="Write what happens to pages and requests to this file, for `pagedkv replay`.")
-    ] = None,
-    kv_events_config: Annotated[
-        str | None, typer.Option(help='Publish KV events: \'{"endpoint": "tcp://*:5557"}\', as vLLM takes it.')
-    ] = None,
-    log_requests: Annotated[
-        bool, typer.Option("--log-requests", help="A line of JSON on stderr for each answer that has ended.")
-    ] = False,
+    max_batch_size: MaxBatchSize = None,
+    max_num_tokens: MaxNumTokens = None,
+    max_queue_size: MaxQueueSize = None,
+    max_queue_tokens: MaxQueueTokens = None,
+    block_reuse: BlockReuse = None,
+    watermark: Watermark = None,
+    gpu_memory_utilization: GPUMemoryUtilization = None,
+    tenants: Tenants = None,
+    chat_template: ChatTemplate = None,
+    cors_origin: CORSOrigins = None,
+    record: RecordTo = None,
+    kv_events_config: KVEvents = None,
+    log_requests: LogRequests = False,
     config: ConfigFile = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients know it."""
@@ -201,9 +179,6 @@ def serve(
             log_requests=log_requests,
         )
         run(Console(), argument, options, host, port)
-
-
-RecordFile = Annotated[Path, typer.Argument(help="A file that `pagedkv serve --record` has written.")]
 
 
 @app.command()

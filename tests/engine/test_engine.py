@@ -37,6 +37,21 @@ def drain(engine: Engine) -> dict:
     return {name: (streamed[name], result) for name, result in results.items()}
 
 
+def test_warming_up_first_is_counted_nowhere_and_later_wipes_nothing():
+    engine = make_engine()
+    engine.warm_up()
+    assert (engine.stats().steps, engine.stats().prompt_tokens, engine.stats().generated_tokens) == (0, 0, 0)
+    engine.add_request("hello", greedy(3))
+    drain(engine)
+    engine.warm_up()
+    assert engine.stats().prompt_tokens == 6
+
+
+def test_a_pool_beyond_the_memory_of_the_machine_is_refused():
+    with pytest.raises(OutOfMemoryBudgetError, match=r"the pool cannot be made: .* of memory; .* are free"):
+        make_engine(pages=2**42)
+
+
 class TestDelivery:
     def test_text_streams_and_the_result_is_the_same(self):
         engine = make_engine()

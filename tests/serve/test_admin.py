@@ -147,7 +147,7 @@ def test_the_pool_grows_and_shrinks_while_requests_run() -> None:
             assert http.post("/v1/pool/resize", json={"num_pages": "many"}).status_code == 400
             answer = http.post("/v1/pool/resize", json={"num_pages": 2**31 - 1})
             assert answer.status_code == 400
-            assert "of memory are free" in answer.json()["error"]["message"]
+            assert "are free" in answer.json()["error"]["message"]
             assert complete(served).status_code == 400  # 36 tokens in one page
             assert http.post("/v1/pool/resize", json={"num_pages": 8}).json()["num_pages"] == 8
         assert complete(served).status_code == 200

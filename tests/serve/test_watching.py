@@ -89,7 +89,7 @@ def test_one_who_comes_while_another_looks_misses_nothing() -> None:
         late = Spectator(watch)
         await late.read(2)  # what there is, and then it takes its time
         await asyncio.sleep(0.02)
-        await late.read(10)
+        await late.read(1)
         assert late.kinds[:2] == ["hello", "frame"]
         steps = late.picture.step
         assert late.picture.state[1:].tolist() == [(steps + PAGES - 1 - page) // PAGES for page in range(PAGES)]

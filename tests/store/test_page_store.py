@@ -34,6 +34,17 @@ def test_bytes_are_those_of_the_budget() -> None:
     assert store().nbytes == 5 * page_bytes(SPEC, 4, "bfloat16")
 
 
+def test_more_than_the_machine_has_is_refused_before_it_is_taken() -> None:
+    """The system would hand it out, and end the process once it is written to."""
+    many = 2**50 // page_bytes(SPEC, 4, "bfloat16")  # a pebibyte
+    with pytest.raises(MemoryError, match=f"{many} pages take .* of memory; .* are free"):
+        store(many)
+    pages = store()
+    with pytest.raises(MemoryError, match=f"{many} pages instead of 4 take"):
+        pages.resize(many, np.zeros((0, 2), np.int32))
+    assert (pages.num_pages, pages.layers[0].key.shape[0]) == (4, 5)
+
+
 def test_a_copy_reaches_every_layer() -> None:
     pages = store()
     for layer in pages.layers:
