@@ -47,6 +47,7 @@ class Open:
             json={"prompt": "x", "max_tokens": 200, "stream": True, "ignore_eos": True} | body,
         )
         self.response = self.http.send(request, stream=True)
+        self.lines = self.response.iter_lines()  # kept: an iterator that is dropped closes the connection
 
     def leave(self) -> None:
         self.response.close()
@@ -56,7 +57,7 @@ class Open:
 def test_a_client_that_leaves_a_stream_frees_its_pages(slow: Served) -> None:
     """FAILURES 121: in decode, within two steps and a little."""
     stream = Open(slow)
-    next(stream.response.iter_lines())
+    next(stream.lines)
     assert slow.stats()["running"] == 1
     stream.leave()
     assert slow.idle(2.0)["usage"]["used"] == 0
@@ -84,7 +85,7 @@ def test_a_request_whose_client_left_is_gone_within_two_steps() -> None:
     with serving(step_seconds=0.1) as served:
         for body in ({}, {"prompt": "y" * 200, "n": 3}):
             stream = Open(served, **body)
-            next(stream.response.iter_lines())
+            next(stream.lines)
             before = served.stats()["steps"]
             stream.leave()
             assert served.idle(2.0)["steps"] - before <= 3
@@ -162,7 +163,7 @@ def test_a_dead_engine_is_replaced() -> None:
     """FAILURES 126: pending requests get an error, health says so, and the server recovers."""
     with serving(step_seconds=0.02) as served:
         stream = Open(served)
-        lines = stream.response.iter_lines()
+        lines = stream.lines
         next(lines)
         waiting: list[httpx.Response] = []
         other = threading.Thread(target=lambda: waiting.append(post(served, max_tokens=200, ignore_eos=True)))

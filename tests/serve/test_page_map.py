@@ -107,6 +107,7 @@ def test_the_map_moves_and_the_charts_too(busy: Served, browser: Any) -> None:
         assert picture(page) != before
         until(page, "document.querySelectorAll('#charts .scatterlayer path.js-line').length >= 5")
         line = "document.querySelector('#charts .scatterlayer path.js-line').getAttribute('d')"
+        page.locator("#colour").select_option("age")  # which is drawn all the time
         drawn = page.evaluate(line)
         page.wait_for_timeout(2500)
         assert page.evaluate(line) != drawn
@@ -189,7 +190,7 @@ def test_states_are_told_apart_without_colour(busy: Served, browser: Any) -> Non
 
 def test_a_hundred_thousand_pages_are_drawn_in_time(browser: Any) -> None:
     settings = {"step_seconds": 0.03, "pages": 100_000, "max_batch_size": 64}
-    with serving(**settings) as served, load(served, 24), page_of(browser, served.url) as page:
+    with serving(**settings) as served, load(served, 8), page_of(browser, served.url) as page:
         page.wait_for_timeout(1500)
         page.evaluate("pagedkv.times.length = 0")
         for mode in ("state", "owner", "age"):

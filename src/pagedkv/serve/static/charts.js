@@ -41,9 +41,9 @@ export class Charts {
     this.due = CHARTS.map((_, number) => number);
   }
 
-  // Draw the next chart that is due.
+  // Draw the next chart that is due; false if none is.
   draw() {
-    if (!this.due.length || !window.Plotly || this.history.length < 2) return;
+    if (!this.due.length || !window.Plotly || this.history.length < 2) return false;
     const number = this.due.shift();
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
@@ -55,12 +55,13 @@ export class Charts {
       mode: "lines", line: { color: colour(shade), width: 2 }, connectgaps: true,
       ...(kind === "stack" ? { stackgroup: "one" } : {}),
     }));
-    const axis = { color: colour("--soft"), gridcolor: colour("--line"), zeroline: false, automargin: true };
+    const axis = { color: colour("--soft"), gridcolor: colour("--line"), zeroline: false };
     window.Plotly.react(this.places[number], data, {
       title: { text: title, font: { size: 13 }, x: 0, xanchor: "left", y: 0.97 }, font: { color: colour("--ink") },
-      margin: { l: 36, r: 8, t: 40, b: 30 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
+      margin: { l: 44, r: 8, t: 40, b: 30 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } }, showlegend: true,
       xaxis: { ...axis, ticksuffix: " min", nticks: 5 }, yaxis: { ...axis, rangemode: "tozero", nticks: 5 },
     }, { displayModeBar: false, responsive: true, staticPlot: true });
+    return true;
   }
 }

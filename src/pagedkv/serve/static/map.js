@@ -47,9 +47,8 @@ function summarize() {
 let lastDraw = 0;
 function frame(now) {
   requestAnimationFrame(frame);
-  if (now - lastDraw < 95) return;
   const begin = performance.now();
-  if (due || grid.mode === "age") {
+  if (now - lastDraw > 95 && (due || grid.mode === "age")) {
     due = false;
     lastDraw = now;
     const entry = requests.picked === null ? null : state.requests.get(requests.picked);
@@ -58,8 +57,8 @@ function frame(now) {
     requests.draw();
     table.draw(entry, requests.picked !== null && !entry);
     summarize();
-  } else {
-    charts.draw();
+  } else if (!charts.draw()) {
+    return;
   }
   times.push(performance.now() - begin);
   if (times.length > 600) times.shift();
