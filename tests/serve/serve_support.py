@@ -79,6 +79,13 @@ class Served:
     def loop(self) -> Any:
         return self.client._tasks and next(iter(self.client._tasks)).get_loop()
 
+    def until_running(self, count: int, seconds: float = 10.0) -> int:
+        """Wait until so many run, and return the number of steps then."""
+        end = time.monotonic() + seconds
+        while (stats := self.stats())["running"] < count:
+            assert time.monotonic() < end, stats
+        return int(stats["steps"])
+
     def idle(self, seconds: float = 5.0) -> dict[str, Any]:
         """Wait until nothing runs or waits, and return the figures then."""
         end = time.monotonic() + seconds

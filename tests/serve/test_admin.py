@@ -131,10 +131,11 @@ def test_no_two_callers_have_one_key() -> None:
 
 
 def test_the_pool_grows_and_shrinks_while_requests_run() -> None:
-    with serving(step_seconds=0.01, pages=64) as served:
+    with serving(step_seconds=0.05, pages=64) as served:
         answers: list[httpx.Response] = []
         running = threading.Thread(target=lambda: answers.append(complete(served, max_tokens=100, ignore_eos=True)))
         running.start()
+        served.until_running(1)
         with served.http() as http:
             for asked, given in ((128, 128), (20, 20), (1, 9)):  # 36 + 100 tokens, but the last is never stored
                 answer = http.post("/v1/pool/resize", json={"num_pages": asked})

@@ -22,18 +22,11 @@ def in_background(served: Served, prompts: list[str], tokens: int) -> list[threa
     return threads
 
 
-def until_running(served: Served, count: int) -> int:
-    """The step in which so many run."""
-    while (stats := served.stats())["running"] < count:
-        pass
-    return int(stats["steps"])
-
-
 def test_a_new_request_gets_its_first_token_while_others_decode() -> None:
     """FAILURES 47: 100 prompt tokens in chunks of what 4 decodes leave of 32 are 4 steps, and a few pass on the way."""
-    with serving(step_seconds=0.02, max_num_tokens=32) as served:
-        decoding = in_background(served, ["a", "b", "c", "d"], 200)
-        before = until_running(served, 4)
+    with serving(step_seconds=0.05, max_num_tokens=32) as served:
+        decoding = in_background(served, ["a", "b", "c", "d"], 100)
+        before = served.until_running(4)
         assert complete(served, "y" * 100, 1).status_code == 200
         assert served.stats()["steps"] - before <= 12
         for thread in decoding:
@@ -42,11 +35,11 @@ def test_a_new_request_gets_its_first_token_while_others_decode() -> None:
 
 def test_a_decode_goes_on_while_prompts_keep_arriving() -> None:
     """FAILURES 46: it has a token in every step, however many prompts wait for theirs."""
-    with serving(step_seconds=0.01, max_num_tokens=16, pages=128, max_batch_size=16) as served:
+    with serving(step_seconds=0.03, max_num_tokens=16, pages=128, max_batch_size=16) as served:
         answer: list[httpx.Response] = []
         decode = threading.Thread(target=lambda: answer.append(complete(served, "x", 100)))
         decode.start()
-        before = until_running(served, 1)
+        before = served.until_running(1)
         arriving = in_background(served, [f"{number}" * 50 for number in range(10, 40)], 4)
         decode.join()
         assert answer[0].json()["usage"]["completion_tokens"] == 100
@@ -90,8 +83,8 @@ def test_a_smaller_priority_goes_first() -> None:
             complete(served, f"priority {priority}", 5, priority=priority)
             order.append(priority)
 
-        first = in_background(served, ["x"], 60)
-        until_running(served, 1)
+        first = in_background(served, ["x"], 200)
+        served.until_running(1)
         waiting = []
         for priority in (2, 1, 3):
             waiting.append(threading.Thread(target=ask, args=(priority,)))

@@ -82,7 +82,7 @@ def test_a_client_that_leaves_the_queue_is_never_run(slow: Served) -> None:
 
 def test_a_request_whose_client_left_is_gone_within_two_steps() -> None:
     """FAILURES 121, counted. One step more may begin before the server's loop hears of it."""
-    with serving(step_seconds=0.1) as served:
+    with serving(step_seconds=0.2) as served:
         for body in ({}, {"prompt": "y" * 200, "n": 3}):
             stream = Open(served, **body)
             next(stream.lines)
