@@ -58,8 +58,8 @@ def page_of(browser: Any, url: str, **options: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def load(served: Served, clients: int = 6) -> Iterator[None]:
-    """Clients whose prompts begin alike, one after the other until the block ends."""
+def load(served: Served, clients: int = 6, tokens: int = 60) -> Iterator[None]:
+    """Clients whose prompts begin alike, one after the other until the block ends, for so many tokens or more."""
     stop = threading.Event()
 
     def ask(number: int) -> None:
@@ -67,7 +67,7 @@ def load(served: Served, clients: int = 6) -> Iterator[None]:
         while not stop.is_set():
             turn += 1
             body = {"prompt": "a common beginning of all prompts " * 2 + f"{number} {turn}", "ignore_eos": True}
-            httpx.post(f"{served.url}/v1/completions", json=body | {"max_tokens": 60 + 10 * number}, timeout=60)
+            httpx.post(f"{served.url}/v1/completions", json=body | {"max_tokens": tokens + 10 * number}, timeout=60)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(clients)]
     for thread in threads:
@@ -82,7 +82,7 @@ def load(served: Served, clients: int = 6) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def busy(browser: Any) -> Iterator[Served]:
-    with serving(step_seconds=0.03, pages=96) as served, load(served):
+    with serving(step_seconds=0.03, pages=256, max_seq_len=512) as served, load(served, tokens=380):
         yield served
 
 
@@ -95,8 +95,9 @@ def frame_times(page: Any) -> list[float]:
 
 
 def pick_one_that_runs(page: Any) -> None:
-    until(page, "document.querySelector('#requests tr td:nth-child(2)')?.textContent.startsWith('decode')")
-    page.locator("#requests button").first.click()
+    """The newest, which has twelve seconds to go."""
+    until(page, "document.querySelector('#requests tr:last-child td:nth-child(2)')?.textContent.startsWith('decode')")
+    page.locator("#requests button").last.click()
     until(page, "document.querySelectorAll('.block').length > 3")
 
 
@@ -154,7 +155,7 @@ def test_it_can_be_used_by_keyboard(busy: Served, browser: Any) -> None:
         page.keyboard.press("+")
         assert page.evaluate("pagedkv.grid.zoom") == 1
         assert page.evaluate("pagedkv.grid.size") >= size
-        page.locator("#requests button").first.focus()
+        page.locator("#requests button").last.focus()
         page.keyboard.press("Enter")
         until(page, "document.querySelector('tr[aria-selected=true]')")
 
