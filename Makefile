@@ -12,7 +12,7 @@ help:  ## show this list
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,cli,serve,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,cli,serve,plan,dev]'
 	@touch $@
 
 install: $(INSTALLED)  ## make .venv with everything in it

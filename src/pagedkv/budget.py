@@ -12,7 +12,7 @@ from decimal import Decimal
 from pagedkv.errors import ConfigError, OutOfMemoryBudgetError
 from pagedkv.spec import ModelSpec
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 """Bytes per element of the dtypes in which keys and values can be stored."""
 
 _UNITS = {
@@ -33,6 +33,14 @@ def kv_tokens(prompt: int, max_tokens: int) -> int:
     The last sampled token is never fed back, so it is prompt + max_tokens - 1.
     """
     return prompt + max_tokens - 1
+
+
+def window_pages(window: int, step: int, page_size: int) -> int:
+    """Most pages of a layer with a window that a row holds at once, while at most `step` tokens are computed at once.
+
+    The last `window` tokens and the step's tokens, wherever their first one stands in its page.
+    """
+    return pages_for_tokens(window + step - 1, page_size) + 1
 
 
 def bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
@@ -64,6 +72,19 @@ def pages_in_budget(budget: int, spec: ModelSpec, page_size: int, kv_dtype: str,
             f"{format_bytes((needed + 1) * size)} ({(needed + 1) * size} bytes)"
         )
     return pages
+
+
+def kv_room(total: int, fraction: float, others: int, weights: int, activations: int) -> int:
+    """Bytes for keys and values: a share of the device's memory, less everything else that lies in it.
+
+    Args:
+        total: bytes of the device. fraction: the share of them that may be used, by all together.
+        others: bytes that other processes hold already. weights, activations: bytes of this one.
+
+    Returns:
+        Negative if the rest does not fit.
+    """
+    return int(total * fraction) - others - weights - activations
 
 
 def requests_in_pages(pages: int, tokens_per_request: int, page_size: int) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +15,7 @@ except ModuleNotFoundError as missing:
         f"the command line needs {missing.name!r}; install it with: pip install 'pagedkv[cli,engine]'"
     ) from None
 
+from pagedkv.cli_errors import errors_as_sentences
 from pagedkv.cli_options import (
     AdminKey,
     APIKeys,
@@ -45,6 +44,7 @@ from pagedkv.cli_options import (
     Tenants,
     Watermark,
 )
+from pagedkv.cli_planning import planning
 from pagedkv.errors import PagedKVError
 from pagedkv.openmp import limit_spinning
 
@@ -54,6 +54,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+app.add_typer(planning)
 
 
 @app.callback()
@@ -79,7 +82,7 @@ def generate(
     config: ConfigFile = None,
 ) -> None:
     """Answer one prompt; the text appears as it is generated."""
-    with _errors_as_sentences():
+    with errors_as_sentences():
         settings = _settings(config, model, kv_memory, kv_dtype, max_seq_len, page_size)
         from pagedkv.engine.chat import chat_tokens
         from pagedkv.engine.llm import LLM
@@ -109,7 +112,7 @@ def demo(
     config: ConfigFile = None,
 ) -> None:
     """Answer many chats out of one small page pool, and compare with contiguous reservation."""
-    with _errors_as_sentences():
+    with errors_as_sentences():
         settings = _settings(config, model, kv_memory, kv_dtype, max_seq_len, page_size)
         from pagedkv.demo.demo import run_demo
 
@@ -146,7 +149,7 @@ def serve(
     config: ConfigFile = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients know it."""
-    with _errors_as_sentences():
+    with errors_as_sentences():
         flags = {
             "max_batch_size": max_batch_size,
             "max_num_tokens": max_num_tokens,
@@ -188,7 +191,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once, and end.")] = False,
 ) -> None:
     """Watch a running server in the terminal: its pages, requests and rates."""
-    with _errors_as_sentences():
+    with errors_as_sentences():
         from pagedkv.serve.top import run
 
         run(Console(), url, admin_key, once)
@@ -201,7 +204,7 @@ def replay(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8001,
 ) -> None:
     """Play a record in the page map, with pause, step, speed and a slider of time."""
-    with _errors_as_sentences():
+    with errors_as_sentences():
         from pagedkv.monitor.record import Record
         from pagedkv.serve.run import run_replay
 
@@ -214,7 +217,7 @@ def explain(
     request: Annotated[str, typer.Option(help="Its id, or the beginning of it.")],
 ) -> None:
     """Say why a request of a record waited, was preempted, or missed the cache."""
-    with _errors_as_sentences():
+    with errors_as_sentences():
         from pagedkv.monitor.explain import explain as sentences
         from pagedkv.monitor.record import Record
 
@@ -258,24 +261,6 @@ def _flags(
 def _report(line: str) -> None:
     """Say on stderr what takes a while; stdout is for the answer."""
     print(line, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _errors_as_sentences() -> Iterator[None]:
-    """Our own errors end a command with one sentence and exit code 1, Ctrl-C with 130; neither with a stack trace."""
-    try:
-        yield
-    except PagedKVError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.startswith("pagedkv"):
-            raise
-        print(f"error: {missing.name!r} is not installed; pip install 'pagedkv[cli,engine,serve]'", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ transformers-style config (`ModelSpec.from_config`) or, exactly, from a probe of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedkv.errors import ConfigError
@@ -45,6 +45,33 @@ class LayerSpec:
         """Key and value elements that one token adds to this layer."""
         return self.kv_heads * (self.key_dim + self.value_dim)
 
+    def on_rank(self, tp: int) -> LayerSpec:
+        """What each of `tp` tensor-parallel ranks keeps of this layer; see `rank_heads`.
+
+        Raises:
+            ConfigError: the heads do not divide among the ranks.
+        """
+        if tp < 1 or self.query_heads % tp:
+            raise ConfigError(f"{self.query_heads} query heads do not divide among {tp} ranks")
+        return replace(self, query_heads=self.query_heads // tp, kv_heads=len(rank_heads(self.kv_heads, tp, 0)))
+
+
+def rank_heads(kv_heads: int, tp: int, rank: int) -> range:
+    """The KV heads that a tensor-parallel rank keeps. With fewer heads than ranks, neighbours keep the same one.
+
+    ::
+
+        8 heads, 4 ranks    0 1 | 2 3 | 4 5 | 6 7
+        2 heads, 4 ranks     0  |  0  |  1  |  1        replicated twice; the model still has 2
+
+    Raises:
+        ConfigError: neither number divides the other.
+    """
+    if tp < 1 or (kv_heads % tp and tp % kv_heads):
+        raise ConfigError(f"{kv_heads} KV heads do not divide among {tp} ranks, nor ranks among heads")
+    first = rank * kv_heads // tp
+    return range(first, first + max(1, kv_heads // tp))
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -64,13 +91,23 @@ class ModelSpec:
         """Key and value elements of one token over all layers."""
         return sum(layer.elements_per_token for layer in self.layers)
 
+    def on_rank(self, tp: int) -> ModelSpec:
+        """What each of `tp` tensor-parallel ranks keeps: its heads of every layer; a single head is kept by all.
+
+        Raises:
+            ConfigError: the heads of a layer do not divide among the ranks.
+        """
+        return replace(self, layers=tuple(layer.on_rank(tp) for layer in self.layers))
+
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], name: str = "") -> ModelSpec:
+    def from_config(cls, config: Mapping[str, Any], name: str = "", *, latent: bool = False) -> ModelSpec:
         """Read a transformers config (as a mapping: `config.to_dict()` or config.json).
 
         A config that nests its language model under `text_config` is read there. `head_dim` is taken from the config
-        where it is stated, and from hidden_size / heads only where it is not; latent attention (`kv_lora_rank`) is
-        counted expanded, which is how the engine stores it. A window of -1, 0 or null means full attention.
+        where it is stated, and from hidden_size / heads only where it is not. A window of -1, 0 or null means full
+        attention. Latent attention (`kv_lora_rank`) is counted expanded, which is how the engine stores it; with
+        `latent`, as GPU kernels store it (FlashInfer's ckv and kpe): one KV head for all query heads, whose "key" is
+        the latent vector and whose "value" is the rotary part of the key.
         `layer_types`, where present, says which layers keep a window, and which keep no keys and values at all
         (linear attention, convolutions): those are left out.
 
@@ -82,7 +119,9 @@ class ModelSpec:
         try:
             depth, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
             kv_heads = int(config.get("num_key_value_heads") or heads)
-            if config.get("kv_lora_rank"):
+            if config.get("kv_lora_rank") and latent:
+                kv_heads, key_dim, value_dim = 1, int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
+            elif config.get("kv_lora_rank"):
                 key_dim = int(config["qk_nope_head_dim"]) + int(config["qk_rope_head_dim"])
                 value_dim = int(config["v_head_dim"])
             else:

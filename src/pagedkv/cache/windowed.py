@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.budget import pages_for_tokens
+from pagedkv.budget import window_pages
 from pagedkv.cache.eviction import Pages
 from pagedkv.cache.journal import Journal
 from pagedkv.cache.pool import PagePool
@@ -42,7 +42,7 @@ class WindowedGroup:
         self.window = window
         self.journal = journal
         self.page_size = leader.page_size
-        self.most = pages_for_tokens(window + step - 1, leader.page_size) + 1
+        self.most = window_pages(window, step, leader.page_size)
         self.pool = PagePool(num_pages, journal)
         self.leader = leader
         self.reservations = Reservations(leader.max_rows, journal)
