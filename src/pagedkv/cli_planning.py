@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from pagedkv.cli_errors import errors_as_sentences
+from pagedkv.cli_options import ConfigFile
 
 planning = typer.Typer(pretty_exceptions_enable=False)
 
@@ -64,3 +68,101 @@ def plan(
             print(json.dumps(show.plan_as_dict(made), indent=2))
         else:
             show.print_plan(Console(), made)
+
+
+TraceName = Annotated[
+    str, typer.Argument(help="Azure or BurstGPT CSV, Mooncake JSONL, synthetic:KEY=VALUE,... or its YAML file.")
+]
+RateScale = Annotated[float, typer.Option(help="Let requests arrive so many times as fast.")]
+Limit = Annotated[int | None, typer.Option(help="Take the first so many requests.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Pass over rows that cannot be read.")]
+Profile = Annotated[Path | None, typer.Option(help="What `pagedkv profile` measured, instead of --gpu's data sheet.")]
+Seed = Annotated[int | None, typer.Option(help="Of a synthetic trace; instead of its own.")]
+SimulatedModel = Annotated[str, typer.Option(help="As for `pagedkv plan`.")]
+KVBudget = Annotated[
+    list[str] | None,
+    typer.Option("--kv-memory", "--kv-cache-memory-bytes", help="Bytes for keys and values, not the GPU's; several."),
+]
+
+
+@planning.command()
+def simulate(
+    trace: TraceName,
+    model: SimulatedModel = "llama-3.1-8b",
+    gpu: GPU = "H100",
+    tp: TP = 1,
+    dtype: WeightDtype = "auto",
+    kv_dtype: KVDtypes = "auto",
+    gpu_memory_fraction: Fraction = 0.9,
+    kv_memory: KVBudget = None,
+    allocator: Annotated[
+        list[str] | None, typer.Option(help="paged, contiguous (longest length) or growing; several. All if not given.")
+    ] = None,
+    page_size: Annotated[
+        list[int] | None, typer.Option("--page-size", "--block-size", help="Tokens per page; several make a sweep.")
+    ] = None,
+    prefix_caching: Annotated[str, typer.Option(help="on, off, or both.")] = "on",
+    policy: Annotated[list[str] | None, typer.Option(help="capacity_scheduler_policy; several.")] = None,
+    max_batch_size: Annotated[int | None, typer.Option("--max-batch-size", "--max-num-seqs", help="512.")] = None,
+    max_num_tokens: Annotated[
+        int | None, typer.Option("--max-num-tokens", "--max-num-batched-tokens", help="2048.")
+    ] = None,
+    max_seq_len: Annotated[
+        int | None, typer.Option("--max-seq-len", "--max-model-len", help="The trace's longest request if not given.")
+    ] = None,
+    watermark: Annotated[float | None, typer.Option(help="Share of the pages kept free at admission.")] = None,
+    config: ConfigFile = None,
+    rate_scale: RateScale = 1.0,
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+    seed: Seed = None,
+    profile: Profile = None,
+    report: Annotated[Path | None, typer.Option(help="Write tables and plots to this HTML file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write figures and requests as CSV to this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Replay a trace through the scheduler and allocator that serve, in simulated time, on several setups."""
+    with errors_as_sentences():
+        from pagedkv.plan import compare
+        from pagedkv.plan.report import write_report
+        from pagedkv.plan.scene import Scene, on_or_off
+        from pagedkv.plan.simulate import ALLOCATORS
+
+        console = Console(stderr=True)
+        requests = compare.open_trace(trace, limit=limit, skip_bad=skip_bad, rate_scale=rate_scale, seed=seed)
+        if requests.skipped:
+            print(f"{requests.skipped} bad rows were passed over", file=sys.stderr)
+        flags = {
+            "max_batch_size": max_batch_size,
+            "max_num_tokens": max_num_tokens,
+            "max_seq_len": max_seq_len,
+            "scheduler_config.watermark": watermark,
+        }
+        scene = Scene.make(
+            requests, model, gpu, tp, dtype, kv_dtype, gpu_memory_fraction, profile, (config, flags, os.environ)
+        )
+        choices = compare.Choices(
+            budgets=scene.budgets(kv_memory),
+            allocators=allocator or ALLOCATORS,
+            page_sizes=page_size or (scene.page_size,),
+            prefix_caching=on_or_off(prefix_caching),
+            policies=policy or (scene.config.scheduler_config.capacity_scheduler_policy,),
+        )
+        chosen = compare.setups(choices, scene.config, scene.token_bytes)
+        results = compare.run_all(console, requests, chosen, scene.time)
+        titles = [compare.title(setup, chosen) for setup in chosen]
+        if as_json:
+            print(compare.as_json(titles, results))
+        else:
+            out = Console()
+            out.print(scene.about, highlight=False, markup=False)
+            out.print(compare.figures_table(titles, results))
+            for name, result in zip(titles, results, strict=True):
+                for reason, count in result.refused.items():
+                    if count:
+                        out.print(f"{name}: {count} requests refused, {reason}", highlight=False, markup=False)
+        if csv is not None:
+            compare.write_csv(csv, titles, results)
+        if report is not None:
+            write_report(report, requests, scene.about, titles, results)
+            print(f"report: {report}", file=sys.stderr)

@@ -41,3 +41,7 @@ class ModelNotFoundError(PagedKVError, LookupError):
 
 class AuditError(PagedKVError, AssertionError):
     """An invariant of the allocator does not hold; the message lists every violation found."""
+
+
+class TraceError(PagedKVError, ValueError):
+    """A row of a trace cannot be read; the message says file, line and reason."""

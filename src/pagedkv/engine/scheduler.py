@@ -262,7 +262,7 @@ class Scheduler:
         held = 0
         blocked = False  # somebody waits for pages: only who is sure of his goes before him
         owed: dict[Hashable, int] = {}
-        for request in list(self.waiting):
+        for request in self.waiting:
             if not budget or held >= _MOST_HELD or len(self.running) >= self.config.max_batch_size:
                 break
             sure = self._is_sure(request, owed)

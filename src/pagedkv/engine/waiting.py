@@ -27,7 +27,8 @@ class WaitingQueue:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for _, request in self._entries)
+        """Those that wait now, in order; the queue may change meanwhile."""
+        return (request for _, request in self._entries.copy())
 
     def add(self, request: Request) -> None:
         """Put a request in its place."""

@@ -52,6 +52,7 @@ class Weights:
         nbytes: of all of them, as stored.
         rank_bytes: what one tensor-parallel rank holds of them.
         active_bytes: what a rank reads of them for one token.
+        expert_bytes: what a rank holds in routed experts. expert_share: the share of these that one token meets.
         dtype: how they are stored, in words.
     """
 
@@ -61,6 +62,8 @@ class Weights:
     rank_bytes: int
     active_bytes: int
     dtype: str
+    expert_bytes: int = 0
+    expert_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def count_weights(model: Model, dtype: str = "auto", tp: int = 1) -> Weights:
         raise ConfigError(f"weight dtype {dtype!r} is not one of {', '.join(WEIGHT_DTYPES)}")
     scheme, plain, words = _storage(model, dtype)
     share = _expert_share(model.config)
-    total = active = nbytes = rank_bytes = active_bytes = 0
+    total = active = nbytes = rank_bytes = active_bytes = expert_bytes = 0
     tied = bool(model.config.get("tie_word_embeddings"))
     for one in _parameters(model):
         quantised = scheme is not None and one.matrix and not _spared(one.name, scheme)
@@ -101,7 +104,8 @@ def count_weights(model: Model, dtype: str = "auto", tp: int = 1) -> Weights:
         rank_bytes += mine
         active += round(one.numel * used)
         active_bytes += round(mine * used)
-    return Weights(total, active, nbytes, rank_bytes, active_bytes, words)
+        expert_bytes += mine if one.expert else 0
+    return Weights(total, active, nbytes, rank_bytes, active_bytes, words, expert_bytes, share)
 
 
 def given_weights(nbytes: int, tp: int = 1) -> Weights:

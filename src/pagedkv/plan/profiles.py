@@ -1,0 +1,107 @@
+"""Profiles: step times measured on a machine, and the model of time fitted to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pagedkv.errors import ConfigError
+from pagedkv.plan.steptime import FEATURES, Fitted, Work, features
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One kind of step: so many sequences compute `tokens` each after `context` tokens, in `seconds` at the median."""
+
+    sequences: int
+    tokens: int
+    context: int
+    seconds: float
+
+    @property
+    def work(self) -> Work:
+        """The step."""
+        return Work(np.full(self.sequences, self.context, np.int64), np.full(self.sequences, self.tokens, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was measured.
+
+    Attributes:
+        model, machine: names. token_bytes: keys and values of a token, as they were stored.
+        max_seq_len: the model's longest sequence.
+        bandwidth: bytes per second that a plain read of memory reached.
+        steps: the measurements. coefficients: of `FEATURES`, seconds. error: median of |fitted / measured - 1|.
+    """
+
+    model: str
+    machine: str
+    token_bytes: int
+    max_seq_len: int
+    bandwidth: float
+    steps: tuple[Measured, ...]
+    coefficients: tuple[float, ...]
+    error: float
+
+    @property
+    def time(self) -> Fitted:
+        """The model of time."""
+        return Fitted(self.coefficients)
+
+
+def fit(steps: Sequence[Measured], bandwidth: float) -> tuple[tuple[float, ...], float]:
+    """Coefficients of `FEATURES`, none negative, and the median relative error of the fit.
+
+    Least squares of relative errors under that bound (Lawson and Hanson 1974, scipy's nnls), so that short steps count
+    as much as long ones. Copying a byte takes a read and a write at `bandwidth`.
+
+    Raises:
+        ConfigError: fewer steps than coefficients.
+    """
+    from scipy.optimize import nnls
+
+    if len(steps) < len(FEATURES):
+        raise ConfigError(f"{len(steps)} measured steps; a fit needs at least {len(FEATURES)}")
+    seconds = np.array([step.seconds for step in steps])
+    rows = np.array([features(step.work)[:-1] for step in steps]) / seconds[:, None]
+    found, _ = nnls(rows, np.ones(len(steps)))
+    error = float(np.median(np.abs(rows @ found - 1)))
+    return (*map(float, found), 2 / bandwidth), error
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write it as JSON.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    tree = {"format": _FORMAT, "features": FEATURES, **asdict(profile)}
+    try:
+        path.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from None
+
+
+def read_profile(path: Path) -> Profile:
+    """Read what `write_profile` wrote.
+
+    Raises:
+        ConfigError: it cannot be read, or is of another format.
+    """
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree.pop("format") != _FORMAT or tuple(tree.pop("features")) != FEATURES:
+            raise ConfigError(f"{path} is a profile of another version; measure again with `pagedkv profile`")
+        steps = tuple(Measured(**step) for step in tree.pop("steps"))
+        return Profile(steps=steps, coefficients=tuple(tree.pop("coefficients")), **tree)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} cannot be read as a profile: {error}") from None
