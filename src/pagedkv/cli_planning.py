@@ -12,7 +12,15 @@ import typer
 from rich.console import Console
 
 from pagedkv.cli_errors import errors_as_sentences
-from pagedkv.cli_options import ConfigFile
+from pagedkv.cli_options import (
+    ConfigFile,
+    KVDtype,
+    KVMemory,
+    MaxBatchSize,
+    MaxNumTokens,
+    MaxSeqLen,
+    PageSize,
+)
 
 planning = typer.Typer(pretty_exceptions_enable=False)
 
@@ -166,3 +174,103 @@ def simulate(
         if report is not None:
             write_report(report, requests, scene.about, titles, results)
             print(f"report: {report}", file=sys.stderr)
+
+
+@planning.command()
+def profile(
+    model: Annotated[str | None, typer.Argument(help="As for `pagedkv generate`; the default model.")] = None,
+    output: Annotated[Path, typer.Option(help="Where to write what was measured.")] = Path("profile.json"),
+    repeats: Annotated[int, typer.Option(min=1, help="How often each batch is run; medians count.")] = 3,
+    kv_memory: KVMemory = None,
+    kv_dtype: KVDtype = None,
+    max_seq_len: MaxSeqLen = None,
+    page_size: PageSize = None,
+    max_batch_size: MaxBatchSize = None,
+    max_num_tokens: MaxNumTokens = None,
+    config: ConfigFile = None,
+) -> None:
+    """Measure this machine: memory bandwidth and step times, for `simulate --profile`."""
+    with errors_as_sentences():
+        from rich.progress import Progress
+
+        from pagedkv.config import EngineConfig
+        from pagedkv.engine.engine import Engine
+        from pagedkv.plan.measure import measure
+        from pagedkv.plan.profiles import write_profile
+        from pagedkv.plan.steptime import FEATURES
+
+        flags = {
+            "model": model,
+            "max_seq_len": max_seq_len,
+            "max_batch_size": max_batch_size,
+            "max_num_tokens": max_num_tokens,
+            "kv_cache_config.max_memory": kv_memory,
+            "kv_cache_config.dtype": kv_dtype,
+            "kv_cache_config.tokens_per_block": page_size,
+        }
+        settings = EngineConfig.load(config, flags, os.environ)
+        console = Console(stderr=True)
+        engine = Engine.from_config(settings, report=lambda line: console.print(line, highlight=False, markup=False))
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("measuring steps", total=1.0)
+            measured = measure(engine, repeats, lambda share: bar.update(task, completed=share))
+        write_profile(output, measured)
+        print(f"{measured.model} on {measured.machine}: {len(measured.steps)} kinds of step")
+        print(f"plain reads: {measured.bandwidth / 1e9:.1f} GB/s")
+        for name, seconds in zip(FEATURES, measured.coefficients, strict=True):
+            print(f"  {name:14} {seconds:.3g} s")
+        print(f"fitted steps are off by {measured.error:.1%} at the median; written to {output}")
+
+
+@planning.command()
+def tune(
+    trace: TraceName,
+    model: SimulatedModel = "llama-3.1-8b",
+    gpu: GPU = "H100",
+    tp: TP = 1,
+    dtype: WeightDtype = "auto",
+    kv_dtype: KVDtypes = "auto",
+    gpu_memory_fraction: Fraction = 0.9,
+    kv_memory: Annotated[str | None, typer.Option(help="Bytes for keys and values, not the GPU's.")] = None,
+    ttft: Annotated[float | None, typer.Option(help="Goal: p95 of the time to first token, in seconds.")] = None,
+    itl: Annotated[float | None, typer.Option(help="Goal: p95 of the time between tokens, in seconds.")] = None,
+    refuse: Annotated[float, typer.Option(help="Share of the longest requests that max_seq_len may refuse.")] = 0.0,
+    trials: Annotated[int, typer.Option(help="Settings to try.")] = 40,
+    limit: Annotated[int, typer.Option(help="Take the first so many requests.")] = 1000,
+    rate_scale: RateScale = 1.0,
+    skip_bad: SkipBad = False,
+    seed: Annotated[int, typer.Option(help="Of the search and of a synthetic trace.")] = 0,
+    profile: Profile = None,
+    config: ConfigFile = None,
+    output: Annotated[Path | None, typer.Option(help="Write the settings to this file, for `serve --config`.")] = None,
+) -> None:
+    """Find the settings that maximise throughput under a latency goal, by simulating a trace."""
+    with errors_as_sentences():
+        from rich.progress import Progress
+
+        from pagedkv.plan import compare
+        from pagedkv.plan.scene import Scene
+        from pagedkv.plan.tune import Goal, config_file, write_config
+        from pagedkv.plan.tune import tune as search
+
+        console = Console(stderr=True)
+        goal = Goal(ttft, itl, refuse)
+        requests = compare.open_trace(trace, limit=limit, skip_bad=skip_bad, rate_scale=rate_scale, seed=seed)
+        scene = Scene.make(
+            requests, model, gpu, tp, dtype, kv_dtype, gpu_memory_fraction, profile, (config, {}, os.environ)
+        )
+        budget = scene.budgets([kv_memory] if kv_memory else None)[0]
+        start = compare.make_setup("paged", budget, scene.token_bytes, scene.config, scene.page_size, True)
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("trying settings", total=trials)
+            tuned = search(
+                requests, start, scene.time, goal, trials, seed, lambda done: bar.update(task, completed=done)
+            )
+        Console().print(compare.figures_table(["before", "tuned"], [tuned.before, tuned.after]))
+        text = config_file(tuned, scene.about)
+        print(text, end="")
+        if output is not None:
+            write_config(output, text)
+        if not tuned.meets:
+            print("no settings tried meet the goal; these come nearest", file=sys.stderr)
+            raise typer.Exit(1)

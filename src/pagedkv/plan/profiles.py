@@ -6,28 +6,22 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagedkv.errors import ConfigError
-from pagedkv.plan.steptime import FEATURES, Fitted, Work, features
+from pagedkv.plan.steptime import FEATURES, Fitted
 
 _FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One kind of step: so many sequences compute `tokens` each after `context` tokens, in `seconds` at the median."""
+class Measured(NamedTuple):
+    """One kind of step: the amounts of `FEATURES` in it, and the seconds it took at the median."""
 
-    sequences: int
-    tokens: int
-    context: int
+    amounts: tuple[float, ...]
     seconds: float
-
-    @property
-    def work(self) -> Work:
-        """The step."""
-        return Work(np.full(self.sequences, self.context, np.int64), np.full(self.sequences, self.tokens, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +59,22 @@ def fit(steps: Sequence[Measured], bandwidth: float) -> tuple[tuple[float, ...],
     Raises:
         ConfigError: fewer steps than coefficients.
     """
-    from scipy.optimize import nnls
-
     if len(steps) < len(FEATURES):
         raise ConfigError(f"{len(steps)} measured steps; a fit needs at least {len(FEATURES)}")
     seconds = np.array([step.seconds for step in steps])
-    rows = np.array([features(step.work)[:-1] for step in steps]) / seconds[:, None]
-    found, _ = nnls(rows, np.ones(len(steps)))
+    rows = np.array([step.amounts[:-1] for step in steps]) / seconds[:, None]
+    found = _nonnegative(rows)
     error = float(np.median(np.abs(rows @ found - 1)))
     return (*map(float, found), 2 / bandwidth), error
+
+
+def _nonnegative(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The x >= 0 that brings rows @ x nearest to 1; columns are scaled, for they differ by many orders."""
+    from scipy.optimize import nnls
+
+    scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
+    found: NDArray[np.float64] = nnls(rows / scale, np.ones(len(rows)))[0]
+    return found / scale
 
 
 def write_profile(path: Path, profile: Profile) -> None:
@@ -84,7 +85,7 @@ def write_profile(path: Path, profile: Profile) -> None:
     """
     tree = {"format": _FORMAT, "features": FEATURES, **asdict(profile)}
     try:
-        path.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from None
 
@@ -99,9 +100,11 @@ def read_profile(path: Path) -> Profile:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree.pop("format") != _FORMAT or tuple(tree.pop("features")) != FEATURES:
             raise ConfigError(f"{path} is a profile of another version; measure again with `pagedkv profile`")
-        steps = tuple(Measured(**step) for step in tree.pop("steps"))
-        return Profile(steps=steps, coefficients=tuple(tree.pop("coefficients")), **tree)
+        steps = tuple(Measured(tuple(amounts), seconds) for amounts, seconds in tree.pop("steps"))
+        profile = Profile(steps=steps, coefficients=tuple(tree.pop("coefficients")), **tree)
+        _ = profile.time
+        return profile
+    except ConfigError:
+        raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{path} cannot be read as a profile: {error}") from None
