@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench bench-allocator clean
+.PHONY: help install demo test test-slow lint format bench bench-allocator claims clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ bench: $(INSTALLED)  ## the benchmarks: tables, and build/bench/NAME.json
 
 bench-allocator: $(INSTALLED)  ## the allocator against vLLM's KVCacheManager, in turn on one core
 	$(BIN)/python -m benchmarks allocator
+
+claims: $(INSTALLED)  ## look into what texts claim about paged KV caches, and write docs/claims.md
+	$(BIN)/python -m benchmarks.claims
 
 clean:  ## remove .venv and build output
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache

@@ -35,7 +35,7 @@ class Prediction:
         return self.simulated / self.real - 1
 
 
-def predict(requests: int = 100, rate: float = 6.0, repeats: int = 2) -> dict[str, Prediction]:
+def predict(requests: int = 100, rate: float = 8.0, repeats: int = 2) -> dict[str, Prediction]:
     """Measure, run and simulate; throughput in output tokens/s and the 95th percentile of the time to first token."""
     trace = make_trace(
         Synthetic(requests, rate=rate, prompt="uniform:20:400", output="uniform:5:80", groups=4, prefix=64)

@@ -28,6 +28,16 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+def test_plan_capacity_ends_in_a_plot(tmp_path: Path) -> None:
+    page = tmp_path / "capacity.html"
+    printed = run(str(EXAMPLES / "plan_capacity.py"), str(page))
+    assert re.search(r"(\d+) requests of 800 tokens, (\d+) reserving 4096", printed)
+    running = [float(number) for number in re.findall(r": ([\d.]+) at once", printed)]
+    assert len(running) == 3
+    assert running[0] == max(running)
+    assert "plotly-graph-div" in page.read_text()
+
+
 def test_embed_allocator_tells_its_story() -> None:
     printed = run(str(EXAMPLES / "embed_allocator.py"))
     for sentence in (

@@ -47,5 +47,5 @@ def test_a_trace_runs_in_real_time() -> None:
 @pytest.mark.model
 def test_prediction_of_a_real_run() -> None:
     """Throughput and p95 time to first token of the embedded model, on this machine as it is now."""
-    for name, found in predict(rate=4.0).items():
+    for name, found in predict().items():
         assert abs(found.off) <= TOLERANCE, (name, found)
