@@ -175,8 +175,9 @@ def documents() -> Finding:
         "6 becomes 12 on long documents, 45 % waste removed, and 5.2 requests/s become 6.4",
         "does not hold",
         f"{one.running()[0]:.1f} -> {other.running()[0]:.1f} with {one.waste:.0%} waste removed ({gain:.2f} times), "
-        f"and {rates[1] / rates[0]:.2f} times the requests/s. Removing 45 % makes room for 1 / 0.55 = 1.8 times as many "
-        "requests, which is 11; 12 takes 50 %. A gain of 6.4 / 5.2 = 1.23 in requests/s is plausible where prefill dominates",
+        f"and {rates[1] / rates[0]:.2f} times the requests/s. Removing 45 % makes room for 1 / 0.55 = 1.8 times as "
+        "many, which is 11; 12 takes 50 %. A gain of 6.4 / 5.2 = 1.23 in requests/s is plausible where prefill "
+        "dominates",
         "arithmetic, and simulated",
     )
 

@@ -15,13 +15,21 @@ from pagedkv.plan.simulate import ALLOCATORS, Setup, simulate
 from pagedkv.plan.steptime import roofline
 from pagedkv.plan.synthetic import Synthetic, make_trace
 
-plan = plan_for("llama-3-8b", "l40s", Settings(max_seq_len=4096, avg_seq_len=800))
+plan = plan_for("llama-3-8b", "a10", Settings(max_seq_len=4096, avg_seq_len=800))
 print(f"{plan.pages} pages; {plan.requests(800)} requests of 800 tokens, {plan.contiguous_requests()} reserving 4096")
 
 # %% Requests: bursts of conversations that share eight system prompts
 trace = make_trace(
     Synthetic(
-        300, "gamma", rate=8, cv=3, prompt="uniform:20:600", output="uniform:10:300", groups=8, prefix=256, turns=2
+        requests=300,
+        arrival="gamma",
+        rate=4,
+        cv=3,
+        prompt="uniform:20:600",
+        output="uniform:10:300",
+        groups=8,
+        prefix=256,
+        turns=2,
     )
 )
 
@@ -34,5 +42,5 @@ for result in results:
 
 # %% Plots
 output = Path(sys.argv[1] if len(sys.argv) > 1 else "capacity.html")
-write_report(output, trace, "Llama-3-8B on an L40S", [result.name for result in results], results)
+write_report(output, trace, "Llama-3-8B on an A10", [result.name for result in results], results)
 print(f"plots: {output}")

@@ -26,10 +26,10 @@ from pagedkv.plan.traces import Trace, read_trace
 _SHOWN = (
     ("running", "running_mean", "{:.1f}"),
     ("waste", "waste", "{:.1%}"),
-    ("queue", "queueing_mean", "{:.1f}"),
-    ("TTFT", "ttft_p50", "{:.2f}"),
-    ("p95", "ttft_p95", "{:.1f}"),
-    ("std", "ttft_std", "{:.1f}"),
+    ("queue", "queueing_mean", "seconds"),
+    ("TTFT", "ttft_p50", "seconds"),
+    ("p95", "ttft_p95", "seconds"),
+    ("std", "ttft_std", "seconds"),
     ("ITL", "itl_mean", "{:.3f}"),
     ("tok/s", "output_tokens_per_second", "{:.0f}"),
     ("lost", "preemptions", "{:.0f}"),
@@ -165,8 +165,15 @@ def figures_table(titles: Sequence[str], results: Sequence[Result]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name, result in zip(titles, results, strict=True):
         figures = result.figures()
-        table.add_row(name, *(form.format(figures[key]) for _, key, form in _SHOWN))
+        table.add_row(name, *(_shown(figures[key], form) for _, key, form in _SHOWN))
     return table
+
+
+def _shown(value: float, form: str) -> str:
+    """A figure in its format; seconds with three digits."""
+    if form == "seconds":
+        form = "{:.2f}" if value < 10 else "{:.1f}" if value < 100 else "{:.0f}"
+    return form.format(value)
 
 
 def as_json(titles: Sequence[str], results: Sequence[Result]) -> str:
