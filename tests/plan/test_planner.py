@@ -10,8 +10,10 @@ from plan_support import tiny_model, tiny_plan
 from pagedkv.budget import bytes_per_token, kv_room, page_bytes
 from pagedkv.cache import Admitted, GroupedManager, LayerGroup
 from pagedkv.errors import ConfigError, OutOfMemoryBudgetError
+from pagedkv.plan import planner
 from pagedkv.plan.catalog import find_model
-from pagedkv.plan.planner import Settings, longest_that_fits, pages_of_ranks
+from pagedkv.plan.hardware import Device
+from pagedkv.plan.planner import Settings, longest_that_fits, pages_of_ranks, plan_for
 from pagedkv.spec import LayerSpec, rank_heads
 
 PAGE = 4 * 32 * 2  # bytes of a page of the tiny model: 4 tokens x 2 heads x 16 elements x 2 bytes
@@ -88,6 +90,16 @@ def test_the_fullest_rank_decides() -> None:
     assert pages_of_ranks([100, 90]) == pages_of_ranks([90, 100]) == 90
     with pytest.raises(ConfigError, match="no rank"):
         pages_of_ranks([])
+
+
+def test_a_machine_whose_gpus_differ_is_planned_by_the_fullest(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = 80 * 1024**3
+    devices = [Device(name, total, used=used * 1024**3) for name, used in (("a", 30), ("b", 0), ("c", 10))]
+    monkeypatch.setattr(planner, "detect", lambda: devices)
+    plan = plan_for("llama-3-8b", None, Settings(tp=2), weight_bytes="16GiB")
+    assert plan.device.name == "c"  # b and c are chosen, a is not needed
+    with pytest.raises(ConfigError, match="tp is 4; this machine has 3 GPUs"):
+        plan_for("llama-3-8b", None, Settings(tp=4))
 
 
 def test_pages_tokens_and_requests() -> None:

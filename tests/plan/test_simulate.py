@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from pagedkv.config import EngineConfig, SchedulerConfig
 from pagedkv.errors import OutOfMemoryBudgetError
 from pagedkv.plan.results import Result
 from pagedkv.plan.simulate import Setup, Simulation, simulate
-from pagedkv.plan.steptime import Fitted, Work
+from pagedkv.plan.steptime import Fitted, Roofline, Work
 from pagedkv.plan.synthetic import Synthetic, make_trace
 from pagedkv.plan.traces import Trace
 
@@ -52,7 +53,6 @@ def test_time_passes_until_the_next_arrival() -> None:
     result = simulate(trace_of((0.0, 4, 1), (100.0, 4, 1)), setup_of(8), A_SECOND_A_STEP)
     assert result.first.tolist() == [1.0, 101.0]
     assert result.ttft.tolist() == [1.0, 1.0]
-    assert result.busy == 0  # both ended in the step in which they ran
 
 
 def test_a_request_queues_for_pages() -> None:
@@ -116,6 +116,31 @@ def test_a_reservation_is_never_preempted() -> None:
 def test_a_budget_without_a_page_is_refused() -> None:
     with pytest.raises(OutOfMemoryBudgetError, match=r"no page of 4 tokens.*two take 8 bytes"):
         simulate(trace_of((0.0, 1, 1)), setup_of(0), A_SECOND_A_STEP)
+
+
+def test_a_budget_without_one_reservation_is_refused() -> None:
+    """32 tokens are 8 pages; paged, requests that fit run all the same."""
+    trace = trace_of((0.0, 4, 2))
+    with pytest.raises(OutOfMemoryBudgetError, match=r"holds 7 pages of 4 tokens; .*32 tokens, takes 8"):
+        simulate(trace, setup_of(7, "contiguous"), A_SECOND_A_STEP)
+    assert simulate(trace, setup_of(7), A_SECOND_A_STEP).ended.all()
+    assert simulate(trace, setup_of(7, "growing"), A_SECOND_A_STEP).ended.all()
+
+
+def test_the_roofline_is_the_larger_of_reading_and_computing() -> None:
+    """100 bytes/s: a decode of 2 after 9 reads 50 + 2 x 10 x 3 bytes, and 5 in each of the windowed layers."""
+    roof = Roofline(
+        dense_bytes=50, expert_bytes=0, expert_share=1, flops_per_token=20, token_bytes=3, window_bytes=((4, 1.0),),
+        pair_flops=0, bandwidth=100, flops=1000, fixed=0.5, per_sequence=0.25,
+    )  # fmt: skip
+    decode = roof.seconds(Work(np.array([9, 9]), np.array([1, 1])))
+    assert decode == pytest.approx(0.5 + 2 * 0.25 + (50 + 3 * 20 + 2 * 5) / 100)  # the window and the token itself
+    prefill = Work(np.array([0]), np.array([100]))
+    assert roof.seconds(prefill) == pytest.approx(0.75 + (50 + 300 + 100) / 100)
+    assert replace(roof, flops=100).seconds(prefill) == pytest.approx(0.75 + 2000 / 100)
+    assert replace(roof, flops=100, pair_flops=2).seconds(prefill) == pytest.approx(0.75 + (2000 + 2 * 5050) / 100)
+    few = replace(roof, expert_bytes=1000, expert_share=0.5)
+    assert few.seconds(Work(np.array([0]), np.array([1]))) == pytest.approx(0.75 + (50 + 500 + 3 + 1) / 100)
 
 
 def same(one: Result, other: Result) -> bool:

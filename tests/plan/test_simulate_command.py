@@ -65,6 +65,7 @@ def test_files(tmp_path: Path) -> None:
         ("--prefix-caching maybe", "--prefix-caching is 'maybe'; it must be on, off or both"),
         ("--policy NEVER", "capacity_scheduler_policy is 'NEVER'"),
         ("--kv-memory 1KiB", "holds no page of 16 tokens"),
+        ("--kv-memory 16MiB", "lower --max-seq-len, or leave contiguous out"),
         ("--gpu 80GiB", "how fast 80GiB is, is not known"),
         ("--profile nothing.json", "nothing.json cannot be read as a profile"),
         ("--max-batch-size 0", "max_batch_size is 0; it must be at least 1"),

@@ -67,13 +67,11 @@ def common(trace: Trace, one: int, other: int) -> int:
 def test_prompts_share_what_their_hashes_share(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, MOONCAKE))
     assert common(trace, 0, 1) == 512
-    assert trace.shares
 
 
 def test_prompts_without_hashes_share_nothing(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, AZURE))
     assert common(trace, 0, 1) == 0
-    assert not trace.shares
 
 
 def test_rows_are_sorted_by_time(tmp_path: Path) -> None:
@@ -226,4 +224,3 @@ def test_the_published_mooncake_trace() -> None:
         pytest.skip(f"{path} is not here")
     trace = read_trace(path)
     assert (len(trace), round(trace.prompt.mean()), round(trace.output.mean())) == (12_031, 12_035, 343)
-    assert trace.shares

@@ -124,11 +124,16 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _filled_in(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The config of the language model with the architecture's defaults; as it is where transformers has none."""
+    """The config of the language model with the architecture's defaults; as it is where transformers knows none.
+
+    Published configs leave out what their architecture takes for granted, such as which layers see a window.
+    """
     try:
         from transformers import AutoConfig
     except ModuleNotFoundError:
-        return dict(config.get("text_config") or config)
+        raise ConfigError(
+            "planning needs transformers, for what architectures take for granted: pip install 'pagedkv[engine]'"
+        ) from None
     kind = config.get("model_type")
     try:
         full: Any = AutoConfig.for_model(**config)

@@ -114,10 +114,10 @@ def run_all(console: Console, trace: Trace, chosen: Sequence[Setup], time: StepT
     """Run the trace on each setup, with a bar on the console.
 
     Raises:
-        OutOfMemoryBudgetError: a budget holds no page; nothing is run.
+        OutOfMemoryBudgetError: a budget holds no page, or not one reservation; nothing is run.
     """
     for setup in chosen:
-        _ = setup.num_pages
+        setup.check()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     results = []
     with Progress(*columns, console=console, transient=True) as bar:

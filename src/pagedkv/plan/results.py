@@ -91,11 +91,6 @@ class Result:
         slots = float((self.series["used_slots"] * weights).sum())
         return float((self.series["empty_slots"] * weights).sum()) / slots if slots else 0.0
 
-    @property
-    def busy(self) -> float:
-        """Seconds in which requests ran."""
-        return float(np.diff(self.series["seconds"], prepend=0.0)[self.series["running"] > 0].sum())
-
     def running(self) -> tuple[float, int]:
         """Requests running at once: mean over the time of steps, and most."""
         count = self.series["running"]

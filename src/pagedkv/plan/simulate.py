@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.budget import pages_for_tokens
 from pagedkv.cache import CacheManager, ContiguousManager, GrowingContiguousManager, KVCacheManager
 from pagedkv.config import EngineConfig
 from pagedkv.engine.params import SamplingParams
@@ -63,6 +64,26 @@ class Setup:
         return pages
 
     @property
+    def longest(self) -> int:
+        """max_seq_len."""
+        if self.config.max_seq_len is None:
+            raise ConfigError("max_seq_len is not set; a simulation needs it")
+        return self.config.max_seq_len
+
+    def check(self) -> None:
+        """See whether anything can run.
+
+        Raises:
+            OutOfMemoryBudgetError: the budget holds no page, or not one reservation of max_seq_len tokens.
+        """
+        pages, stretch = self.num_pages, pages_for_tokens(self.longest, self.page_size)
+        if self.allocator == "contiguous" and stretch > pages:
+            raise OutOfMemoryBudgetError(
+                f"a KV budget of {self.budget} bytes holds {pages} pages of {self.page_size} tokens; reserving "
+                f"max_seq_len, {self.longest} tokens, takes {stretch}: lower --max-seq-len, or leave contiguous out"
+            )
+
+    @property
     def name(self) -> str:
         """In few words, for tables."""
         if self.allocator != "paged":
@@ -70,10 +91,13 @@ class Setup:
         return f"paged {self.page_size}" + ("" if self.prefix_caching else ", no reuse")
 
     def manager(self) -> CacheManager:
-        """The allocator, empty."""
-        rows, longest = self.config.max_batch_size, self.config.max_seq_len
-        if longest is None:
-            raise ConfigError("max_seq_len is not set; a simulation needs it")
+        """The allocator, empty.
+
+        Raises:
+            OutOfMemoryBudgetError, ConfigError: see `check`.
+        """
+        self.check()
+        rows, longest = self.config.max_batch_size, self.longest
         if self.allocator == "contiguous":
             return ContiguousManager(self.num_pages, self.page_size, max_rows=rows, max_seq_len=longest)
         if self.allocator == "growing":
@@ -226,6 +250,6 @@ def simulate(trace: Trace, setup: Setup, time: StepTime, progress: Callable[[int
     """Run a trace on a setup.
 
     Raises:
-        OutOfMemoryBudgetError: the budget holds no page.
+        OutOfMemoryBudgetError: the budget holds no page, or not one reservation.
     """
     return Simulation(trace, setup, time).run(progress)

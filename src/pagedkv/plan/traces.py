@@ -57,12 +57,6 @@ class Trace:
     def __len__(self) -> int:
         return self.arrival.size
 
-    @property
-    def shares(self) -> bool:
-        """Do any two prompts begin alike?"""
-        first = self.part_id[self.part_start[:-1]]
-        return np.unique(first).size < first.size
-
     def prompt_tokens(self, index: int) -> NDArray[np.int32]:
         """Token ids of a prompt, int32 [prompt[index]]."""
         parts = slice(self.part_start[index], self.part_start[index + 1])
