@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pagedkv.config import EngineConfig
+from pagedkv.engine.allocators import Allocator
 from pagedkv.engine.engine import Engine
 from pagedkv.engine.runner import attention_batch
 from pagedkv.engine.step import Step
@@ -22,7 +23,7 @@ from pagedkv.models.load import load_model
 from pagedkv.plan.measure import RealRun, run_trace
 from pagedkv.plan.planner import Plan, Settings, plan_for
 from pagedkv.plan.results import Result
-from pagedkv.plan.simulate import AllocatorName, Setup, simulate
+from pagedkv.plan.simulate import Setup, simulate
 from pagedkv.plan.steptime import roofline
 from pagedkv.plan.synthetic import Synthetic, make_trace
 from pagedkv.plan.traces import Trace
@@ -60,9 +61,7 @@ def clipped(spec: Synthetic, longest: int) -> Trace:
     )
 
 
-def simulated(
-    trace: Trace, allocator: AllocatorName, longest: int, batch: int = 256, budget: int | None = None
-) -> Result:
+def simulated(trace: Trace, allocator: Allocator, longest: int, batch: int = 256, budget: int | None = None) -> Result:
     """A trace on the A100."""
     plan = llama_7b()
     config = EngineConfig(max_batch_size=batch, max_num_tokens=2048, max_seq_len=longest, max_queue_size=10**6)
@@ -70,20 +69,20 @@ def simulated(
 
 
 @cache
-def chats(allocator: AllocatorName) -> Result:
+def chats(allocator: Allocator) -> Result:
     """The chats on the A100."""
     return simulated(clipped(CHATS, 4096), allocator, 4096)
 
 
 @cache
-def real(allocator: str) -> RealRun:
+def real(allocator: Allocator) -> RealRun:
     """24 requests at once on the embedded model, in 24 MiB of keys and values."""
     trace = make_trace(Synthetic(24, "at-once", prompt="uniform:20:200", output="uniform:5:100"))
     cache_config = {"max_memory": "24MiB"}
     engine = Engine(
         load_model(),
         EngineConfig(max_seq_len=512, kv_cache_config=cache_config),
-        allocator=allocator,  # type: ignore[arg-type]
+        allocator=allocator,
     )
     engine.warm_up()
     return run_trace(engine, trace)

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 from pagedkv.config import EngineConfig
+from pagedkv.engine.allocators import ALLOCATORS
 from pagedkv.plan.planner import Settings, plan_for
 from pagedkv.plan.report import write_report
-from pagedkv.plan.simulate import ALLOCATORS, Setup, simulate
+from pagedkv.plan.simulate import Setup, simulate
 from pagedkv.plan.steptime import roofline
 from pagedkv.plan.synthetic import Synthetic, make_trace
 

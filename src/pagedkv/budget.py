@@ -62,7 +62,15 @@ def pages_in_budget(budget: int, spec: ModelSpec, page_size: int, kv_dtype: str,
     Raises:
         OutOfMemoryBudgetError: if fewer pages than `min_tokens` tokens need would result.
     """
-    size = page_bytes(spec, page_size, kv_dtype)
+    return pages_in_bytes(budget, page_bytes(spec, page_size, kv_dtype), page_size, min_tokens)
+
+
+def pages_in_bytes(budget: int, size: int, page_size: int, min_tokens: int = 1) -> int:
+    """`pages_in_budget` where the bytes of a page, `size`, are known.
+
+    Raises:
+        OutOfMemoryBudgetError: as there.
+    """
     pages = budget // size - 1
     needed = pages_for_tokens(min_tokens, page_size)
     if pages < needed:

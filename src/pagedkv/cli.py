@@ -43,6 +43,7 @@ from pagedkv.cli_options import (
     ServedName,
     Tenants,
     Watermark,
+    common_flags,
 )
 from pagedkv.cli_planning import planning
 from pagedkv.errors import PagedKVError
@@ -158,7 +159,7 @@ def serve(
             "kv_cache_config.enable_block_reuse": block_reuse,
             "kv_cache_config.free_gpu_memory_fraction": gpu_memory_utilization,
             "scheduler_config.watermark": watermark,
-            **_flags(model, kv_memory, kv_dtype, max_seq_len, page_size),
+            **common_flags(model, kv_memory, kv_dtype, max_seq_len, page_size),
         }
         from pagedkv.config import EngineConfig
         from pagedkv.config_sources import read_text
@@ -242,20 +243,7 @@ def _settings(
     """The settings of flags, environment and file."""
     from pagedkv.config import EngineConfig
 
-    return EngineConfig.load(config, _flags(model, kv_memory, kv_dtype, max_seq_len, page_size), os.environ)
-
-
-def _flags(
-    model: str | None, kv_memory: str | None, kv_dtype: str | None, max_seq_len: int | None, page_size: int | None
-) -> dict[str, Any]:
-    """The flags that all commands share, by the names of the settings."""
-    return {
-        "model": model,
-        "max_seq_len": max_seq_len,
-        "kv_cache_config.max_memory": kv_memory,
-        "kv_cache_config.dtype": kv_dtype,
-        "kv_cache_config.tokens_per_block": page_size,
-    }
+    return EngineConfig.load(config, common_flags(model, kv_memory, kv_dtype, max_seq_len, page_size), os.environ)
 
 
 def _report(line: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,3 +73,16 @@ LogRequests = Annotated[
     bool, typer.Option("--log-requests", help="A line of JSON on stderr for each answer that has ended.")
 ]
 RecordFile = Annotated[Path, typer.Argument(help="A file that `pagedkv serve --record` has written.")]
+
+
+def common_flags(
+    model: str | None, kv_memory: str | None, kv_dtype: str | None, max_seq_len: int | None, page_size: int | None
+) -> dict[str, Any]:
+    """The flags that all commands share, by the names of the settings."""
+    return {
+        "model": model,
+        "max_seq_len": max_seq_len,
+        "kv_cache_config.max_memory": kv_memory,
+        "kv_cache_config.dtype": kv_dtype,
+        "kv_cache_config.tokens_per_block": page_size,
+    }

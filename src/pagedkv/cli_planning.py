@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -20,7 +20,11 @@ from pagedkv.cli_options import (
     MaxNumTokens,
     MaxSeqLen,
     PageSize,
+    common_flags,
 )
+
+if TYPE_CHECKING:
+    from pagedkv.plan.traces import Trace
 
 planning = typer.Typer(pretty_exceptions_enable=False)
 
@@ -93,6 +97,16 @@ KVBudget = Annotated[
 ]
 
 
+def _requests(trace: str, limit: int | None, skip_bad: bool, rate_scale: float, seed: int | None) -> Trace:
+    """The trace of a command; says how many bad rows were passed over."""
+    from pagedkv.plan.compare import open_trace
+
+    requests = open_trace(trace, limit=limit, skip_bad=skip_bad, rate_scale=rate_scale, seed=seed)
+    if requests.skipped:
+        print(f"{requests.skipped} bad rows were passed over", file=sys.stderr)
+    return requests
+
+
 @planning.command()
 def simulate(
     trace: TraceName,
@@ -109,7 +123,9 @@ def simulate(
     page_size: Annotated[
         list[int] | None, typer.Option("--page-size", "--block-size", help="Tokens per page; several make a sweep.")
     ] = None,
-    prefix_caching: Annotated[str, typer.Option(help="on, off, or both.")] = "on",
+    prefix_caching: Annotated[
+        str | None, typer.Option(help="on, off, or both; as the settings have it if not given.")
+    ] = None,
     policy: Annotated[list[str] | None, typer.Option(help="capacity_scheduler_policy; several.")] = None,
     max_batch_size: Annotated[int | None, typer.Option("--max-batch-size", "--max-num-seqs", help="512.")] = None,
     max_num_tokens: Annotated[
@@ -131,15 +147,13 @@ def simulate(
 ) -> None:
     """Replay a trace through the scheduler and allocator that serve, in simulated time, on several setups."""
     with errors_as_sentences():
+        from pagedkv.engine.allocators import ALLOCATORS
         from pagedkv.plan import compare
         from pagedkv.plan.report import write_report
         from pagedkv.plan.scene import Scene, on_or_off
-        from pagedkv.plan.simulate import ALLOCATORS
 
         console = Console(stderr=True)
-        requests = compare.open_trace(trace, limit=limit, skip_bad=skip_bad, rate_scale=rate_scale, seed=seed)
-        if requests.skipped:
-            print(f"{requests.skipped} bad rows were passed over", file=sys.stderr)
+        requests = _requests(trace, limit, skip_bad, rate_scale, seed)
         flags = {
             "max_batch_size": max_batch_size,
             "max_num_tokens": max_num_tokens,
@@ -153,7 +167,7 @@ def simulate(
             budgets=scene.budgets(kv_memory),
             allocators=allocator or ALLOCATORS,
             page_sizes=page_size or (scene.page_size,),
-            prefix_caching=on_or_off(prefix_caching),
+            prefix_caching=on_or_off(prefix_caching) if prefix_caching else (scene.prefix_caching,),
             policies=policy or (scene.config.scheduler_config.capacity_scheduler_policy,),
         )
         chosen = compare.setups(choices, scene.config, scene.token_bytes)
@@ -200,13 +214,9 @@ def profile(
         from pagedkv.plan.steptime import FEATURES
 
         flags = {
-            "model": model,
-            "max_seq_len": max_seq_len,
             "max_batch_size": max_batch_size,
             "max_num_tokens": max_num_tokens,
-            "kv_cache_config.max_memory": kv_memory,
-            "kv_cache_config.dtype": kv_dtype,
-            "kv_cache_config.tokens_per_block": page_size,
+            **common_flags(model, kv_memory, kv_dtype, max_seq_len, page_size),
         }
         settings = EngineConfig.load(config, flags, os.environ)
         console = Console(stderr=True)
@@ -255,12 +265,14 @@ def tune(
 
         console = Console(stderr=True)
         goal = Goal(ttft, itl, refuse)
-        requests = compare.open_trace(trace, limit=limit, skip_bad=skip_bad, rate_scale=rate_scale, seed=seed)
+        requests = _requests(trace, limit, skip_bad, rate_scale, seed)
         scene = Scene.make(
             requests, model, gpu, tp, dtype, kv_dtype, gpu_memory_fraction, profile, (config, {}, os.environ)
         )
         budget = scene.budgets([kv_memory] if kv_memory else None)[0]
-        start = compare.make_setup("paged", budget, scene.token_bytes, scene.config, scene.page_size, True)
+        start = compare.make_setup(
+            "paged", budget, scene.token_bytes, scene.config, scene.page_size, scene.prefix_caching
+        )
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("trying settings", total=trials)
             tuned = search(

@@ -12,6 +12,7 @@ import torch
 
 from pagedkv.cache import check
 from pagedkv.config import EngineConfig
+from pagedkv.engine.allocators import ALLOCATORS
 from pagedkv.engine.engine import Engine
 from pagedkv.engine.params import SamplingParams
 from pagedkv.models.load import load_model
@@ -128,6 +129,24 @@ def test_failure_109_the_same_tokens_for_every_cache_chunk_and_preemption(model:
             for _ in range(2):  # the second time is warm where reuse is on
                 answers.add(str(generate(engine, few, [6, 6, 6])))
     assert len(answers) == 1
+
+
+def test_the_allocator_changes_no_token(model: Any, prompts: list[list[int]]) -> None:
+    """Paged; a reservation at a time; and rooms so tight that requests must move, keys and values with them."""
+    outputs = {}
+    for allocator in ALLOCATORS:
+        cache = {"max_tokens": 256 + 64, "dtype": "float32"}
+        engine = Engine(model, EngineConfig(max_seq_len=256, kv_cache_config=cache), allocator=allocator)
+        params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+        names = [engine.add_request(prompt, params) for prompt in prompts[:6]]
+        results = {}
+        while engine.has_unfinished:
+            results |= {piece.request_id: piece.result for piece in engine.step() if piece.result}
+        outputs[allocator] = [results[name].outputs[0].token_ids for name in names]
+        assert engine.manager.usage().used == 0
+        if allocator == "growing":
+            assert engine.manager.moved_pages > 0
+    assert outputs["paged"] == outputs["contiguous"] == outputs["growing"]
 
 
 def run_recorded(engine: Engine, prompt: list[int], count: int) -> tuple[list[int], np.ndarray]:

@@ -13,9 +13,11 @@ from pagedkv.plan.measure import measure, run_trace
 from pagedkv.plan.synthetic import Synthetic, make_trace
 
 
-def engine_of(pages: int = 64) -> Engine:
-    cache = {"max_tokens": pages * 16}
-    return Engine(fake_model.FakeModel(), EngineConfig(max_seq_len=96, max_batch_size=4, kv_cache_config=cache))
+def engine_of(max_seq_len: int = 96) -> Engine:
+    cache = {"max_tokens": 64 * 16}
+    return Engine(
+        fake_model.FakeModel(), EngineConfig(max_seq_len=max_seq_len, max_batch_size=4, kv_cache_config=cache)
+    )
 
 
 def test_steps_are_measured_and_the_engine_is_left_empty() -> None:
@@ -31,6 +33,8 @@ def test_steps_are_measured_and_the_engine_is_left_empty() -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ConfigError, match="repeats is 0; it must be at least 1"):
         measure(engine_of(), repeats=0)
+    with pytest.raises(ConfigError, match="a max_seq_len of 40 are too small"):
+        measure(engine_of(max_seq_len=40))
 
 
 def test_a_trace_runs_in_real_time() -> None:

@@ -41,7 +41,7 @@ def test_a_plan_for_programs() -> None:
     [
         ("plan llama-3-9b", "did you mean llama-3-8b"),
         ("plan llama-3-8b --gpu h300", "did you mean H"),
-        ("plan llama-3.1-70b --gpu h100", "bytes) are missing; --tp 2 or --dtype fp8 would fit"),
+        ("plan llama-3.1-70b --gpu h100", "bytes) are missing; --tp 2 or --dtype fp8 or --gpu B200 would fit"),
         ("plan llama-3-8b --gpu 24GiB --max-seq-len 99999999", "requests of up to"),
         ("plan phi-4 --tp 4", "10 KV heads do not divide among 4 ranks"),
         ("plan llama-3-8b --gpu-memory-fraction 2", "it must be above 0 and at most 1"),

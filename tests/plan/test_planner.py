@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,12 +145,28 @@ def test_a_window_longer_than_any_request_is_none() -> None:
     assert plan.groups[0].page_bytes == 2 * PAGE
 
 
-def test_what_does_not_fit_says_what_is_missing_and_what_would_do() -> None:
-    with pytest.raises(OutOfMemoryBudgetError) as error:
+def test_what_does_not_fit_says_what_is_missing() -> None:
+    with pytest.raises(OutOfMemoryBudgetError, match=r"5000 bytes\) are missing"):
         tiny_plan(2 * PAGE - 5000, weights=10_000_000)
-    message = str(error.value)
-    assert "5000 bytes) are missing" in message
-    assert "--tp 2" in message
+
+
+@pytest.mark.parametrize(("model", "gpu"), [("llama-3.1-70b", "h100"), ("phi-4", "l4"), ("gemma-2-9b", "16GiB")])
+def test_what_is_said_to_fit_does(model: str, gpu: str) -> None:
+    """Phi-4 has 10 KV heads: 4 ranks would hold its weights, and cannot share them."""
+    with pytest.raises(OutOfMemoryBudgetError) as error:
+        plan_for(model, gpu, Settings())
+    ways = re.findall(r"--(tp|dtype|gpu) ([\w-]+)", str(error.value))
+    assert [name for name, _ in ways] == ["tp", "dtype", "gpu"]
+    for name, value in ways:
+        if name == "tp":
+            plan_for(model, gpu, Settings(tp=int(value)))
+        else:
+            plan_for(model, value if name == "gpu" else gpu, Settings(), value if name == "dtype" else "auto")
+
+
+def test_a_model_that_fits_nowhere_is_said_to() -> None:
+    with pytest.raises(OutOfMemoryBudgetError, match="no GPU known here would do, nor fewer bits"):
+        plan_for("llama-3-8b", "80GiB", Settings(), weight_bytes="900TiB")
 
 
 @pytest.mark.parametrize(

@@ -114,14 +114,16 @@ def test_a_reservation_is_never_preempted() -> None:
 
 
 def test_a_budget_without_a_page_is_refused() -> None:
-    with pytest.raises(OutOfMemoryBudgetError, match=r"no page of 4 tokens.*two take 8 bytes"):
+    with pytest.raises(OutOfMemoryBudgetError, match=r"4 bytes\) holds 0 pages of 4 tokens; .*8 bytes\)"):
         simulate(trace_of((0.0, 1, 1)), setup_of(0), A_SECOND_A_STEP)
 
 
 def test_a_budget_without_one_reservation_is_refused() -> None:
     """32 tokens are 8 pages; paged, requests that fit run all the same."""
     trace = trace_of((0.0, 4, 2))
-    with pytest.raises(OutOfMemoryBudgetError, match=r"holds 7 pages of 4 tokens; .*32 tokens, takes 8"):
+    with pytest.raises(
+        OutOfMemoryBudgetError, match=r"holds 7 pages of 4 tokens; one request of 32 tokens needs 8 pages"
+    ):
         simulate(trace, setup_of(7, "contiguous"), A_SECOND_A_STEP)
     assert simulate(trace, setup_of(7), A_SECOND_A_STEP).ended.all()
     assert simulate(trace, setup_of(7, "growing"), A_SECOND_A_STEP).ended.all()

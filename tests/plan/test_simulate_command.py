@@ -42,6 +42,17 @@ def test_a_sweep_is_every_combination_that_differs() -> None:
     assert hits["paged 64, 200.0 MiB"] > 0.3 > 0 == hits["paged 64, no reuse, 200.0 MiB"]
 
 
+def test_settings_of_a_file_count(tmp_path: Path) -> None:
+    """Whether prefixes are shared, the page size, the budget; flags go before them."""
+    path = tmp_path / "settings.yaml"
+    path.write_text("kv_cache_config: {enable_block_reuse: false, tokens_per_block: 32, max_memory: 100MiB}\n")
+    (row,) = json.loads(run(f"{SMALL} --json --allocator paged --config {path}")[1])
+    assert row["name"] == "paged 32, no reuse"
+    assert row["setup"]["budget_bytes"] == 100 * 1024**2
+    (row,) = json.loads(run(f"{SMALL} --json --allocator paged --prefix-caching on --config {path}")[1])
+    assert row["name"] == "paged 32"
+
+
 def test_files(tmp_path: Path) -> None:
     report, folder = tmp_path / "report.html", tmp_path / "csv"
     code, _, err = run(f"{SMALL} --page-size 1 --page-size 16 --report {report} --csv {folder}")
@@ -64,8 +75,8 @@ def test_files(tmp_path: Path) -> None:
         ("--page-size 0", "page_size is 0; it must be at least 1"),
         ("--prefix-caching maybe", "--prefix-caching is 'maybe'; it must be on, off or both"),
         ("--policy NEVER", "capacity_scheduler_policy is 'NEVER'"),
-        ("--kv-memory 1KiB", "holds no page of 16 tokens"),
-        ("--kv-memory 16MiB", "lower --max-seq-len, or leave contiguous out"),
+        ("--kv-memory 1KiB", "holds 0 pages of 16 tokens"),
+        ("--kv-memory 16MiB", "tokens needs 12 pages and the null page"),
         ("--gpu 80GiB", "how fast 80GiB is, is not known"),
         ("--profile nothing.json", "nothing.json cannot be read as a profile"),
         ("--max-batch-size 0", "max_batch_size is 0; it must be at least 1"),

@@ -72,6 +72,7 @@ def test_the_command_writes_what_the_server_reads(tmp_path: Path) -> None:
     config = EngineConfig.load(path)
     assert config.kv_cache_config.max_memory == 200 * 1024**2
     assert f"max_batch_size: {config.max_batch_size}" in out
+    assert config.kv_cache_config.enable_block_reuse
     code, _, err = run(f"tune {trace} --trials 1 --ttft 1e-9")
     assert code == 1
     assert "no settings tried meet the goal" in err

@@ -15,9 +15,9 @@ from pagedkv.config import EngineConfig
 from pagedkv.demo.run import Run, run_chats
 from pagedkv.demo.view import RunView, comparison
 from pagedkv.demo.workload import Chat, make_chats
+from pagedkv.engine.allocators import Allocator
 from pagedkv.engine.chat import chat_tokens
 from pagedkv.engine.engine import Engine
-from pagedkv.engine.pools import Allocator
 from pagedkv.models.load import load_model
 from pagedkv.models.loaded import LoadedModel
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pagedkv.demo.workload import Chat
+from pagedkv.engine.allocators import Allocator
 from pagedkv.engine.engine import Engine
 from pagedkv.engine.outputs import EngineStats, RequestOutput
 from pagedkv.engine.params import SamplingParams
-from pagedkv.engine.pools import Allocator
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from pagedkv.budget import pages_for_tokens
 from pagedkv.cache import NO_COPIES, KVCacheManager
 from pagedkv.cache.checks import checked_ids
 from pagedkv.config import EngineConfig
+from pagedkv.engine.allocators import Allocator, make_manager
 from pagedkv.engine.calls import LiveAnswer, LiveCall
 from pagedkv.engine.detokenize import Detokenizer
 from pagedkv.engine.grammar import Grammars, GrammarState
@@ -23,7 +24,7 @@ from pagedkv.engine.logprobs import TokenLogprobs, token_logprobs
 from pagedkv.engine.observer import Guard
 from pagedkv.engine.outputs import CompletionOutput, EngineStats, RequestOutput, StepOutput
 from pagedkv.engine.params import SamplingParams
-from pagedkv.engine.pools import Allocator, make_manager, make_store
+from pagedkv.engine.pools import make_store
 from pagedkv.engine.request import FinishReason, Request
 from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.sampler import SampleResult, SamplerState, sample
@@ -41,7 +42,8 @@ class Engine:
     Args:
         model: a model ready to run on pages.
         config: settings; None for the defaults.
-        allocator: "paged", or "contiguous" to reserve max_seq_len per request as traditional systems do.
+        allocator: "paged"; or, as traditional systems do, "contiguous" to reserve max_seq_len per request, or
+            "growing" to move requests that outgrow their room.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Engine:
                 f"max_seq_len is {self.max_seq_len}; model {model.name!r} was made for {model.spec.max_seq_len}"
             )
         self.store = make_store(model, self.config, self.max_seq_len)
-        self.manager = make_manager(self.store.num_pages, self.config, self.max_seq_len, allocator)
+        self.manager = make_manager(allocator, self.store.num_pages, self.config, self.max_seq_len)
         self.scheduler = Scheduler(self.manager, self.config)
         self.runner = ModelRunner(model, self.store)
         self._detokenizer = Detokenizer(model.tokenizer)

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pagedkv.config import EngineConfig
+from pagedkv.engine.allocators import Allocator
 from pagedkv.engine.chat import Message, chat_tokens
 from pagedkv.engine.engine import Engine
 from pagedkv.engine.outputs import RequestOutput, StepOutput
 from pagedkv.engine.params import SamplingParams
-from pagedkv.engine.pools import Allocator
 from pagedkv.errors import ConfigError, InvalidRequestError, QueueFullError
 
 Prompt: TypeAlias = "str | Sequence[int]"
@@ -49,7 +49,7 @@ class LLM:
         model: None for the embedded default model; a folder, a GGUF file or a Hugging Face id.
         config: all settings at once, instead of `model` and `settings`.
         report: called with a line before anything that takes long.
-        allocator: "paged", or "contiguous" to compare with.
+        allocator: "paged", or "contiguous" or "growing" to compare with.
         settings: any setting of `EngineConfig` (nested ones by their own short name, such as `kv_memory="256MiB"` or
             `page_size=32`), or vLLM's name for it (`max_model_len`, `max_num_seqs`, `block_size`, ...). The environment
             (PAGEDKV_...) counts where no setting is given.

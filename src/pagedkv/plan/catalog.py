@@ -37,7 +37,7 @@ class Model:
     spec: ModelSpec
     quantization: Mapping[str, Any] | None
 
-    def text(self, key: str, default: int = 0) -> int:
+    def size(self, key: str, default: int = 0) -> int:
         """A size from the config of the language model."""
         return int(self.config.get(key) or default)
 

@@ -16,9 +16,10 @@ from rich.table import Table
 
 from pagedkv.budget import format_bytes, pages_for_tokens
 from pagedkv.config import EngineConfig, SchedulerConfig
+from pagedkv.engine.allocators import ALLOCATORS, Allocator
 from pagedkv.errors import ConfigError
 from pagedkv.plan.results import Result
-from pagedkv.plan.simulate import ALLOCATORS, AllocatorName, Setup, simulate
+from pagedkv.plan.simulate import Setup, simulate
 from pagedkv.plan.steptime import StepTime
 from pagedkv.plan.synthetic import PREFIX, make_trace, parse_synthetic, read_synthetic
 from pagedkv.plan.traces import Trace, read_trace
@@ -68,9 +69,9 @@ def open_trace(text: str, *, limit: int | None, skip_bad: bool, rate_scale: floa
     if text.startswith(PREFIX) or path.suffix in (".yaml", ".yml"):
         spec = parse_synthetic(text) if text.startswith(PREFIX) else read_synthetic(path)
         trace = make_trace(spec, seed)
+        trace = trace if limit is None else trace.first(limit)
     else:
         trace = read_trace(path, limit=limit, skip_bad=skip_bad)
-    trace = trace if limit is None else trace.first(limit)
     return trace if rate_scale == 1 else trace.faster(rate_scale)
 
 
@@ -101,7 +102,7 @@ def make_setup(
     allocator: str, budget: int, token_bytes: int, config: EngineConfig, page_size: int, caching: bool
 ) -> Setup:
     """One setup; raises ConfigError for an unknown allocator or a page size below 1."""
-    known: dict[str, AllocatorName] = {name: name for name in ALLOCATORS}
+    known: dict[str, Allocator] = {name: name for name in ALLOCATORS}
     if allocator not in known:
         raise ConfigError(f"allocator {allocator!r} is not one of {', '.join(known)}")
     if page_size < 1:
@@ -117,7 +118,7 @@ def run_all(console: Console, trace: Trace, chosen: Sequence[Setup], time: StepT
         OutOfMemoryBudgetError: a budget holds no page, or not one reservation; nothing is run.
     """
     for setup in chosen:
-        setup.check()
+        _ = setup.num_pages
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     results = []
     with Progress(*columns, console=console, transient=True) as bar:

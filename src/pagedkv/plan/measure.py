@@ -79,7 +79,10 @@ def measure(engine: Engine, repeats: int = 3, progress: Callable[[float], None] 
         raise ConfigError(f"repeats is {repeats}; it must be at least 1")
     runs = [(batch, context) for batch, context in _grid(engine) for _ in range(repeats)]
     if not runs:
-        raise ConfigError(f"a pool of {engine.manager.num_pages} pages is too small to measure steps in")
+        raise ConfigError(
+            f"a pool of {engine.manager.num_pages} pages and a max_seq_len of {engine.manager.max_seq_len} are too "
+            f"small to measure in: the smallest batch has {_CONTEXTS[0] + _DECODES} tokens, and a page to spare"
+        )
     engine.warm_up()
     clock = StepClock()
     engine.watch.observer = clock

@@ -7,7 +7,9 @@ admits.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pagedkv.budget import (
     DTYPE_BYTES,
@@ -18,9 +20,9 @@ from pagedkv.budget import (
     parse_bytes,
     window_pages,
 )
-from pagedkv.errors import ConfigError, OutOfMemoryBudgetError
+from pagedkv.errors import ConfigError, OutOfMemoryBudgetError, PagedKVError
 from pagedkv.plan.catalog import Model, find_model
-from pagedkv.plan.hardware import Device, detect, find_device
+from pagedkv.plan.hardware import DEVICES, Device, detect, find_device
 from pagedkv.plan.weights import Weights, count_weights, given_weights
 from pagedkv.spec import ModelSpec
 
@@ -184,12 +186,12 @@ def activation_bytes(model: Model, settings: Settings) -> int:
     bfloat16 and float32. With experts, `intermediate` is what the experts of one token have together.
     """
     config = model.config
-    width = model.text("intermediate_size")
+    width = model.size("intermediate_size")
     if config.get("num_experts_per_tok"):
-        expert = model.text("moe_intermediate_size", width)
-        width = expert * (model.text("num_experts_per_tok") + model.text("n_shared_experts"))
+        expert = model.size("moe_intermediate_size", width)
+        width = expert * (model.size("num_experts_per_tok") + model.size("n_shared_experts"))
     queries = max(layer.query_heads * layer.key_dim for layer in model.spec.layers)
-    per_token = 2 * (4 * model.text("hidden_size") + (2 * width + queries) // settings.tp)
+    per_token = 2 * (4 * model.size("hidden_size") + (2 * width + queries) // settings.tp)
     return settings.max_num_tokens * per_token + settings.max_batch_size * model.spec.vocab_size * 6
 
 
@@ -209,7 +211,7 @@ def make_plan(model: Model, device: Device, weights: Weights, settings: Settings
 
     Raises:
         OutOfMemoryBudgetError: the model does not fit, or leaves no room for one request of max_seq_len tokens; the
-            message says how many bytes are missing and what would fit.
+            message says how many bytes are missing.
         ConfigError: heads that do not divide among the ranks.
     """
     spec = model.spec.on_rank(settings.tp)
@@ -253,27 +255,15 @@ def longest_that_fits(room: int, groups: tuple[Group, ...], settings: Settings, 
 def _does_not_fit(
     model: Model, device: Device, weights: Weights, settings: Settings, activations: int, least: int
 ) -> str:
-    """The arithmetic of a model that is too large, and how many devices or bits would do."""
+    """The arithmetic of a model that is too large."""
     usable = int(device.memory * settings.fraction)
-    need = device.used + weights.rank_bytes + activations
-    missing = need + least - usable
+    missing = device.used + weights.rank_bytes + activations + least - usable
     others = f" + {format_bytes(device.used)} in use by others" if device.used else ""
-    hints = []
-    if (spare := usable - device.used - activations) > 0:
-        for ranks in (2, 4, 8, 16):
-            if ranks > settings.tp and weights.nbytes / ranks < 0.95 * spare:
-                hints.append(f"--tp {ranks}")
-                break
-        for name, bits in (("fp8", 8), ("int4", 4.2)):
-            if weights.parameters * bits / 8 / settings.tp < min(0.95 * spare, 0.9 * weights.rank_bytes):
-                hints.append(f"--dtype {name}")
-                break
-    hint = f"; {' or '.join(hints)} would fit" if hints else "; take a device with more memory or a smaller model"
     return (
         f"{model.name} does not fit on {device.name}: {format_bytes(weights.rank_bytes)} of weights + "
         f"{format_bytes(activations)} of activations and runtime{others} against {format_bytes(usable)} "
         f"({settings.fraction:.0%} of {format_bytes(device.memory)}): with a page and the null page "
-        f"({least} bytes), {format_bytes(missing)} ({missing} bytes) are missing{hint}"
+        f"({least} bytes), {format_bytes(missing)} ({missing} bytes) are missing"
     )
 
 
@@ -283,19 +273,51 @@ def plan_for(
     """A plan from names; `gpu` None is this machine's, of which the fullest decides.
 
     Raises:
-        ModelNotFoundError, ConfigError, OutOfMemoryBudgetError: see `find_model`, `find_device` and `make_plan`.
+        OutOfMemoryBudgetError: it does not fit; the message ends with what would.
+        ModelNotFoundError, ConfigError: see `find_model`, `find_device` and `make_plan`.
     """
     found = find_model(model)
-    if weight_bytes is None:
-        weights = count_weights(found, dtype, settings.tp)
-    else:
-        weights = given_weights(parse_bytes(weight_bytes), settings.tp)
-    if gpu is not None:
-        return make_plan(found, find_device(gpu), weights, settings)
-    devices = detect()
-    if len(devices) < settings.tp:
-        raise ConfigError(f"tp is {settings.tp}; this machine has {len(devices)} GPUs")
-    ranks = sorted(devices, key=lambda device: device.used - device.memory)[: settings.tp]
-    plans = [make_plan(found, device, weights, settings) for device in ranks]
+    devices = [find_device(gpu)] if gpu is not None else _detected(settings.tp)
+
+    def on(device: Device, tp: int = settings.tp, weight_dtype: str = dtype) -> Plan:
+        if weight_bytes is None:
+            weights = count_weights(found, weight_dtype, tp)
+        else:
+            weights = given_weights(parse_bytes(weight_bytes), tp)
+        return make_plan(found, device, weights, replace(settings, tp=tp))
+
+    try:
+        plans = [on(device) for device in devices]
+    except OutOfMemoryBudgetError as error:
+        raise OutOfMemoryBudgetError(f"{error}; {_what_would_fit(on, devices[-1], settings.tp)}") from None
     fewest = pages_of_ranks([plan.pages for plan in plans])
     return next(plan for plan in plans if plan.pages == fewest)
+
+
+def _detected(tp: int) -> list[Device]:
+    """The `tp` GPUs of this machine that have most room, the fullest of them last."""
+    devices = detect()
+    if len(devices) < tp:
+        raise ConfigError(f"tp is {tp}; this machine has {len(devices)} GPUs")
+    return sorted(devices, key=lambda device: device.used - device.memory)[:tp]
+
+
+def _what_would_fit(on: Callable[..., Plan], device: Device, tp: int) -> str:
+    """Options with which a plan on this device can be made, each by itself; found by making it."""
+    larger = sorted((other for other in DEVICES.values() if other.memory > device.memory), key=lambda one: one.memory)
+    choices: tuple[list[tuple[str, Callable[[], Plan]]], ...] = (
+        [(f"--tp {ranks}", partial(on, device, ranks)) for ranks in (2, 4, 8, 16) if ranks > tp],
+        [(f"--dtype {name}", partial(on, device, tp, name)) for name in ("fp8", "int4")],
+        [(f"--gpu {other.name}", partial(on, other)) for other in larger],
+    )
+    fits = [next((name for name, attempt in ways if _works(attempt)), None) for ways in choices]
+    named = [name for name in fits if name is not None]
+    return f"{' or '.join(named)} would fit" if named else "no GPU known here would do, nor fewer bits"
+
+
+def _works(attempt: Callable[[], Plan]) -> bool:
+    try:
+        attempt()
+    except PagedKVError:
+        return False
+    return True

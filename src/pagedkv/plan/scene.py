@@ -46,6 +46,11 @@ class Scene:
         """Tokens of a page, as the settings have it."""
         return self.config.kv_cache_config.page_size
 
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether the settings let equal prefixes share pages."""
+        return self.config.kv_cache_config.enable_block_reuse
+
     @classmethod
     def make(
         cls,

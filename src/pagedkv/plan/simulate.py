@@ -7,25 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.budget import pages_for_tokens
-from pagedkv.cache import CacheManager, ContiguousManager, GrowingContiguousManager, KVCacheManager
+from pagedkv.budget import pages_in_bytes
+from pagedkv.cache import CacheManager
 from pagedkv.config import EngineConfig
+from pagedkv.engine.allocators import Allocator, make_manager
 from pagedkv.engine.params import SamplingParams
 from pagedkv.engine.request import FinishReason, Request
 from pagedkv.engine.scheduler import Scheduler
 from pagedkv.engine.step import Step
-from pagedkv.errors import ConfigError, NeverFitsError, OutOfMemoryBudgetError, QueueFullError
+from pagedkv.errors import ConfigError, NeverFitsError, QueueFullError
 from pagedkv.plan.results import Result, Samples
 from pagedkv.plan.steptime import StepTime, Work
 from pagedkv.plan.traces import Trace
-
-AllocatorName = Literal["paged", "contiguous", "growing"]
-ALLOCATORS: tuple[AllocatorName, ...] = ("paged", "contiguous", "growing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Setup:
         config: the scheduler's settings, with max_seq_len set.
     """
 
-    allocator: AllocatorName
+    allocator: Allocator
     budget: int
     token_bytes: int
     config: EngineConfig
@@ -53,15 +51,10 @@ class Setup:
         """Usable pages; one is the null page.
 
         Raises:
-            OutOfMemoryBudgetError: none.
+            OutOfMemoryBudgetError: the budget holds no page, or not one reservation of max_seq_len tokens.
         """
-        pages = self.budget // (self.token_bytes * self.page_size) - 1
-        if pages < 1:
-            raise OutOfMemoryBudgetError(
-                f"a KV budget of {self.budget} bytes holds no page of {self.page_size} tokens beside the null page: "
-                f"two take {2 * self.page_size * self.token_bytes} bytes"
-            )
-        return pages
+        least = self.longest if self.allocator == "contiguous" else 1
+        return pages_in_bytes(self.budget, self.token_bytes * self.page_size, self.page_size, least)
 
     @property
     def longest(self) -> int:
@@ -69,19 +62,6 @@ class Setup:
         if self.config.max_seq_len is None:
             raise ConfigError("max_seq_len is not set; a simulation needs it")
         return self.config.max_seq_len
-
-    def check(self) -> None:
-        """See whether anything can run.
-
-        Raises:
-            OutOfMemoryBudgetError: the budget holds no page, or not one reservation of max_seq_len tokens.
-        """
-        pages, stretch = self.num_pages, pages_for_tokens(self.longest, self.page_size)
-        if self.allocator == "contiguous" and stretch > pages:
-            raise OutOfMemoryBudgetError(
-                f"a KV budget of {self.budget} bytes holds {pages} pages of {self.page_size} tokens; reserving "
-                f"max_seq_len, {self.longest} tokens, takes {stretch}: lower --max-seq-len, or leave contiguous out"
-            )
 
     @property
     def name(self) -> str:
@@ -91,20 +71,14 @@ class Setup:
         return f"paged {self.page_size}" + ("" if self.prefix_caching else ", no reuse")
 
     def manager(self) -> CacheManager:
-        """The allocator, empty.
-
-        Raises:
-            OutOfMemoryBudgetError, ConfigError: see `check`.
-        """
-        self.check()
-        rows, longest = self.config.max_batch_size, self.longest
-        if self.allocator == "contiguous":
-            return ContiguousManager(self.num_pages, self.page_size, max_rows=rows, max_seq_len=longest)
-        if self.allocator == "growing":
-            return GrowingContiguousManager(self.num_pages, self.page_size, max_rows=rows, max_seq_len=longest)
-        caching = self.prefix_caching
-        return KVCacheManager(
-            self.num_pages, self.page_size, max_rows=rows, max_seq_len=longest, prefix_caching=caching
+        """The allocator, empty; raises as `num_pages` and `longest` do."""
+        return make_manager(
+            self.allocator,
+            self.num_pages,
+            self.config,
+            self.longest,
+            page_size=self.page_size,
+            prefix_caching=self.prefix_caching,
         )
 
 

@@ -176,7 +176,12 @@ def config_file(tuned: Tuned, about: str) -> str:
         "max_batch_size": config.max_batch_size,
         "max_num_tokens": config.max_num_tokens,
         "max_seq_len": config.max_seq_len,
-        "kv_cache_config": {"max_memory": cache.max_memory, "tokens_per_block": cache.tokens_per_block},
+        "kv_cache_config": {
+            "max_memory": cache.max_memory,
+            "tokens_per_block": cache.tokens_per_block,
+            "enable_block_reuse": cache.enable_block_reuse,
+            "enable_partial_reuse": cache.enable_partial_reuse,
+        },
         "scheduler_config": {
             "capacity_scheduler_policy": config.scheduler_config.capacity_scheduler_policy,
             "watermark": config.scheduler_config.watermark,

@@ -201,8 +201,8 @@ def _rank_share(one: _Parameter, model: Model, tp: int) -> float:
     module = one.name.rsplit(".", 2)[-2] if "." in one.name else one.name
     if tp == 1 or len(one.shape) < 2 or module in ("gate", "router", "q_a_proj", "kv_a_proj_with_mqa"):
         return 1.0
-    heads = model.text("num_attention_heads")
-    kv_heads = model.text("num_key_value_heads", heads)
+    heads = model.size("num_attention_heads")
+    kv_heads = model.size("num_key_value_heads", heads)
     kept = len(rank_heads(kv_heads, tp, 0))
     if module in ("k_proj", "v_proj"):
         return kept / kv_heads
