@@ -38,6 +38,14 @@ def test_no_coefficient_is_negative() -> None:
     assert min(found) == 0
 
 
+def test_a_tenth_of_the_steps_held_up_changes_nothing() -> None:
+    """Another process, a page fault: some steps take several times as long."""
+    truth = [0.02, 4e-4, 5e-4, 3e-6, 9e-8]
+    steps = [Measured(a, seconds * (4 if n % 10 == 0 else 1)) for n, (a, seconds) in enumerate(steps_of(truth))]
+    found, _ = fit(steps, bandwidth=1e10)
+    assert found[:5] == pytest.approx(truth, rel=1e-6)
+
+
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="5 measured steps; a fit needs at least 6"):
         fit(steps_of([1, 1, 1, 1, 1])[:5], 1e9)

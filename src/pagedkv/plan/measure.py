@@ -22,7 +22,7 @@ from pagedkv.plan.traces import Trace
 _READ_BYTES = 256 * 1024**2
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXTS = (24, 100, 250, 500, 1000)
-_DECODES = 4  # steps of decoding after each prefill
+_DECODES = 10  # steps of decoding after each prefill
 
 
 class StepClock:
