@@ -32,7 +32,6 @@ from pagedkv.engine.scheduler import Scheduler
 from pagedkv.engine.step import Step
 from pagedkv.engine.text import TextStream
 from pagedkv.errors import ConfigError, InvalidRequestError
-from pagedkv.models.load import load_model
 from pagedkv.models.loaded import LoadedModel
 
 
@@ -78,6 +77,8 @@ class Engine:
         report: Callable[[str], None] | None = None,
     ) -> Engine:
         """Load the configured model and make an engine for it. `report` gets a line before anything that takes long."""
+        from pagedkv.models.load import load_model  # brings transformers: not for those who bring their model
+
         model = load_model(config.model, dtype=config.dtype, report=report)
         return cls(model, config, allocator=allocator)
 

@@ -12,8 +12,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers import AttentionInterface
-
 from pagedkv.attention.interface import AttentionBackend, AttentionOptions, LayerPages
 from pagedkv.errors import PagedKVError
 
@@ -49,6 +47,8 @@ CURRENT_STEP: ContextVar[Step | None] = ContextVar("pagedkv_step", default=None)
 
 def register_attention() -> None:
     """Make `ATTENTION_NAME` known to transformers; doing it again changes nothing."""
+    from transformers import AttentionInterface
+
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from pagedkv.attention.interface import AttentionOptions
 from pagedkv.errors import UnsupportedModelError
@@ -203,6 +202,8 @@ def prepare(model: PreTrainedModel, name: str) -> tuple[ModelSpec, dict[int, tup
 @torch.inference_mode()
 def _run(model: PreTrainedModel, probe: _Probe) -> int:
     """Send one token through the model; returns the width of its logits."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
     attention = f"pagedkv_probe_{id(probe)}"  # its own name, so that two threads may load at once
     AttentionInterface.register(attention, probe.attend)
     AttentionMaskInterface.register(attention, probe.mask)

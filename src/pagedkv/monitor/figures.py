@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pagedkv.cache import KVCacheManager
-from pagedkv.engine.engine import Engine
 from pagedkv.engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from pagedkv.engine.engine import Engine  # brings torch, which whoever only shows figures does without
 
 WAITS = ("turn", "pages", "rows", "prefix", "ceiling")
 """What a waiting request waits for; "turn" is that of the requests before it."""

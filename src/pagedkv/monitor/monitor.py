@@ -15,16 +15,18 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagedkv.cache import EventKind
-from pagedkv.engine.engine import Engine
 from pagedkv.engine.request import Request
 from pagedkv.engine.step import Step
 from pagedkv.monitor.figures import Figures, figures
 from pagedkv.monitor.misses import Misses
 from pagedkv.monitor.page_feed import PageFeed, PageNews
 from pagedkv.monitor.timings import Timings, Track
+
+if TYPE_CHECKING:
+    from pagedkv.engine.engine import Engine  # brings torch, which whoever only reads records does without
 
 MOST_LOOKED_AT = 64
 """Waiting requests whose reasons are followed, from the head of the queue."""
